@@ -1,0 +1,92 @@
+"""The one interface behind which every target runs: packed rows in, logits of the sampled rows out.
+
+```
+rows      | r0 r0 r0 r0 | r1 | r2 r2 |            T rows, requests packed one behind the other
+begins    0             4    5       7            subsequence_begins [B + 1]
+blocks    | 7 2 | 5 | 9 1 4 |                     block_indices, request by request
+          0     2   3       6                     block_indices_begins [B + 1]
+sampled                3   4      6               rows whose logits are wanted
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StepInputs(NamedTuple):
+    """One forward pass over T rows of B sequences, S of them sampled."""
+
+    input_ids: NDArray[np.int64]
+    """[T] token ids, in `[0, vocab_size)`."""
+    position_ids: NDArray[np.int64]
+    """[T] positions; the rows of a sequence are consecutive positions from `past_lens[b]` on."""
+    past_lens: NDArray[np.int32]
+    """[B] tokens of the sequence that are in the pool already, before its first row."""
+    subsequence_begins: NDArray[np.int32]
+    """[B + 1] first row of each sequence; ends with T."""
+    block_indices: NDArray[np.int32]
+    """[N] block tables, concatenated; block ids in `[0, num_blocks)`."""
+    block_indices_begins: NDArray[np.int32]
+    """[B + 1] first entry of each sequence's block table; ends with N."""
+    sampled_rows: NDArray[np.int64]
+    """[S] rows whose logits are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine was built for; fixed for its life."""
+
+    vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    tokens_per_block: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    max_seq_len: int
+    kv_bytes_per_block: int
+    """Bytes of one block over all layers, keys and values."""
+
+
+class InvalidStepError(ValueError):
+    """Step inputs that the engine must not see: names the field and the value."""
+
+
+class Engine(Protocol):
+    spec: EngineSpec
+    num_blocks: int
+    """Blocks callers may use: ids `0 .. num_blocks - 1`. Scratch space for padding is the engine's own, beyond these."""
+
+    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Run one forward pass and return logits `[S, vocab_size]`, valid until the next call.
+
+        Writes K and V of every row into the pool. Not re-entrant: one call at a time, from one thread.
+
+        Raises:
+            InvalidStepError: an index, length or id is out of range; nothing was computed, nothing written.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Run every padded size once, so that no request pays for a first call."""
+        ...
+
+    def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Copy whole blocks inside the pool, all layers, keys and values."""
+        ...
+
+    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+        """The block's bytes, `[kv_bytes_per_block]`, layer by layer, keys before values."""
+        ...
+
+    def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
+        """Put back what `read_block` gave, into this or another block."""
+        ...
+
+    def close(self) -> None: ...
