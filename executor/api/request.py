@@ -1,0 +1,216 @@
+"""What a client asks for. Names, order and defaults follow `tensorrt_llm.bindings.executor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from executor.api.errors import InvalidRequestError
+from executor.api.sampling_config import SamplingConfig
+from executor.api.support import check_supported, refused
+
+_NOT_YET = "this version does not offer it"
+_DECODER_ONLY = "only decoder-only text models are offered"
+
+
+class RequestType(IntEnum):
+    REQUEST_TYPE_CONTEXT_AND_GENERATION = 0
+    REQUEST_TYPE_CONTEXT_ONLY = 1
+    REQUEST_TYPE_GENERATION_ONLY = 2
+
+
+@dataclass(slots=True)
+class AdditionalModelOutput:
+    name: str
+    gather_context: bool = False
+
+
+@dataclass(slots=True)
+class OutputConfig:
+    """What a response carries beside tokens."""
+
+    return_log_probs: bool = False
+    return_context_logits: bool = refused(False, _NOT_YET)
+    return_generation_logits: bool = False
+    exclude_input_from_output: bool = False
+    """Without it a non-streaming result starts with the prompt, as upstream's does. Streaming results never do."""
+    return_encoder_output: bool = refused(False, _DECODER_ONLY)
+    return_perf_metrics: bool = False
+    additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, _NOT_YET)
+
+
+@dataclass(slots=True)
+class ExternalDraftTokensConfig:
+    """Draft tokens proposed by the caller, verified in the first generation step."""
+
+    tokens: list[int]
+    logits: Any = refused(None, "drafts are verified by matching tokens, not by their logits")
+    acceptance_threshold: float | None = refused(None, "drafts are verified by matching tokens, not by their logits")
+    fast_logits: bool | None = refused(None, _NOT_YET)
+
+
+@dataclass(slots=True)
+class LookaheadDecodingConfig:
+    """Speculation without a draft model: n-grams of the request's own tokens are proposed and verified."""
+
+    max_window_size: int = 4
+    max_ngram_size: int = 3
+    max_verification_set_size: int = 4
+
+
+@dataclass(slots=True)
+class PromptTuningConfig:
+    embedding_table: Any
+    input_token_extra_ids: list[int] | None = None
+
+
+@dataclass(slots=True)
+class LoraConfig:
+    task_id: int
+    weights: Any = None
+    config: Any = None
+
+
+@dataclass(slots=True)
+class KvCacheRetentionConfig:
+    """How long the blocks of a request are worth keeping: priorities 0 to 100 by token range, 35 by default."""
+
+    @dataclass(slots=True)
+    class TokenRangeRetentionConfig:
+        token_start: int
+        token_end: int | None
+        """Exclusive; `None` is the end of the prompt."""
+        priority: int
+        duration_ms: timedelta | None = None
+
+    token_range_retention_configs: Sequence[TokenRangeRetentionConfig]
+    decode_retention_priority: int = 35
+    decode_duration_ms: timedelta | None = None
+
+
+class GuideType(IntEnum):
+    JSON = 0
+    JSON_SCHEMA = 1
+    REGEX = 2
+    EBNF_GRAMMAR = 3
+    STRUCTURAL_TAG = 4
+
+
+@dataclass(slots=True)
+class GuidedDecodingParams:
+    """A grammar that the output follows. `guide` is its text; `JSON` (any JSON value) needs none."""
+
+    guide_type: GuideType
+    guide: str | None = None
+    GuideType: ClassVar[type[GuideType]] = GuideType
+
+
+@dataclass(slots=True)
+class ContextPhaseParams:
+    """What a context-only request hands to the generation-only one that continues it."""
+
+    first_gen_tokens: list[int]
+    req_id: int
+    opaque_state: bytes | None = None
+    draft_tokens: list[int] | None = None
+
+
+@dataclass(slots=True)
+class EagleConfig:
+    eagle_choices: list[list[int]] | None = None
+    greedy_sampling: bool = True
+    posterior_threshold: float | None = None
+    use_dynamic_tree: bool = False
+    dynamic_tree_max_topK: int | None = None  # noqa: N815 - upstream's spelling
+
+
+LogitsPostProcessor = Callable[..., None]
+"""`(request_id, logits [1, beam, vocab], token ids [[...]], stream, client_id)`: changes the logits in place."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A prompt and what to do with it. Checked by `validate`; the engine's own limits are checked by the Executor."""
+
+    BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
+
+    input_token_ids: list[int]
+    max_tokens: int
+    _: KW_ONLY
+    streaming: bool = False
+    sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
+    output_config: OutputConfig = field(default_factory=OutputConfig)
+    end_id: int | None = None
+    """Token that ends the output; `None` and -1: none does (the serving layer fills in the model's)."""
+    pad_id: int | None = None
+    """Accepted for scripts; rows are packed, so nothing is ever padded with it."""
+    position_ids: list[int] | None = refused(None, _NOT_YET)
+    bad_words: list[list[int]] | None = None
+    stop_words: list[list[int]] | None = None
+    embedding_bias: Any = None
+    """Added to the logits: array-like, float32 `[vocab_size]`."""
+    external_draft_tokens_config: ExternalDraftTokensConfig | None = None
+    prompt_tuning_config: PromptTuningConfig | None = refused(None, _NOT_YET)
+    multimodal_input: Any = refused(None, _DECODER_ONLY)
+    multimodal_embedding: Any = refused(None, _DECODER_ONLY)
+    mrope_config: Any = refused(None, _DECODER_ONLY)
+    lora_config: LoraConfig | None = refused(None, "LoRA adapters are not offered yet")
+    lookahead_config: LookaheadDecodingConfig | None = None
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None
+    logits_post_processor_name: str | None = None
+    logits_post_processor: LogitsPostProcessor | None = None
+    encoder_input_token_ids: list[int] | None = refused(None, _DECODER_ONLY)
+    client_id: int | None = None
+    return_all_generated_tokens: bool = False
+    """Streaming results carry all tokens so far instead of the new ones."""
+    priority: float = 0.5
+    type: RequestType = refused(
+        RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION, "transfer between instances is not offered yet"
+    )
+    context_phase_params: ContextPhaseParams | None = refused(None, "transfer between instances is not offered yet")
+    encoder_input_features: Any = refused(None, _DECODER_ONLY)
+    encoder_output_length: int | None = refused(None, _DECODER_ONLY)
+    cross_attention_mask: Any = refused(None, _DECODER_ONLY)
+    num_return_sequences: int = 1
+    eagle_config: EagleConfig | None = refused(None, "draft models are not offered yet")
+    skip_cross_attn_blocks: Any = refused(None, _DECODER_ONLY)
+    guided_decoding_params: GuidedDecodingParams | None = None
+    language_adapter_uid: int | None = refused(None, _NOT_YET)
+    allotted_time_ms: timedelta | int | None = None
+    cache_salt_id: int | None = None
+    tenant: str = ""
+    """Who is charged by the fair queue (not upstream's)."""
+
+    def validate(self) -> None:
+        """Raise a `RequestError` naming the first field that is wrong whatever the engine is."""
+        if len(self.input_token_ids) == 0:
+            raise InvalidRequestError(
+                "input_token_ids is empty; a prompt has at least one token", field="input_token_ids"
+            )
+        if self.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens is {self.max_tokens}; it must be at least 1", field="max_tokens")
+        if not 0.0 <= self.priority <= 1.0:
+            raise InvalidRequestError(f"priority is {self.priority}; it must be in [0, 1]", field="priority")
+        if self.num_return_sequences < 1:
+            raise InvalidRequestError(
+                f"num_return_sequences is {self.num_return_sequences}; it must be at least 1",
+                field="num_return_sequences",
+            )
+        for name, words in (("bad_words", self.bad_words), ("stop_words", self.stop_words)):
+            if words is not None and any(len(word) == 0 for word in words):
+                raise InvalidRequestError(f"{name} holds an empty sequence", field=name)
+        if self.allotted_time_seconds is not None and self.allotted_time_seconds < 0:
+            raise InvalidRequestError("allotted_time_ms is negative", field="allotted_time_ms")
+        self.sampling_config.validate()
+        check_supported(self, "request")
+
+    @property
+    def allotted_time_seconds(self) -> float | None:
+        if self.allotted_time_ms is None:
+            return None
+        if isinstance(self.allotted_time_ms, timedelta):
+            return self.allotted_time_ms.total_seconds()
+        return self.allotted_time_ms / 1000
