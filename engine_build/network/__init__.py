@@ -1,0 +1,47 @@
+"""The network: one ONNX graph over packed rows, read by every target. See README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine_build.checkpoint.interface import Checkpoint
+from engine_build.network.graph import DATA_FILE, MODEL_FILE, GraphBuilder
+from engine_build.network.llama import LlamaNetwork, check_config
+from engine_build.network.options import NetworkError, NetworkOptions
+from engine_build.network.paged_attention import DOMAIN, DOMAIN_VERSION, PagedAttention, paged_attention
+from engine_build.network.weights import ProgressCallback, WeightWriter
+
+__all__ = [
+    "DATA_FILE",
+    "DOMAIN",
+    "MODEL_FILE",
+    "NetworkError",
+    "NetworkOptions",
+    "PagedAttention",
+    "paged_attention",
+    "write_network",
+]
+
+
+def write_network(
+    checkpoint: Checkpoint,
+    options: NetworkOptions,
+    directory: Path,
+    progress: ProgressCallback | None = None,
+) -> None:
+    """Write `model.onnx` and `model.data` into an existing directory.
+
+    Weights pass through memory one (fused) matrix at a time. `progress(done, total)` is called with the number of
+    the checkpoint's tensors that have been read.
+
+    Raises:
+        NetworkError: the configuration is unsupported, or a tensor's shape contradicts it, or is left over.
+        CheckpointError: a tensor cannot be read.
+    """
+    config = checkpoint.config
+    check_config(config)
+    with GraphBuilder(directory, {DOMAIN: DOMAIN_VERSION}) as graph:
+        weights = WeightWriter(graph, checkpoint, options, progress)
+        LlamaNetwork(graph, config, options, weights).write()
+        weights.check_all_used()
+        graph.save(config.architecture, f"{config.architecture} over packed rows, {options.dtype}")
