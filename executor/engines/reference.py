@@ -1,0 +1,126 @@
+"""The reference engine: the network's graph run operator by operator in torch. Small, plainly right: the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from executor.engines.interface import EngineSpec, InvalidStepError, StepInputs
+from executor.engines.reference_graph import ReferenceGraph, UnsupportedGraphError
+from executor.engines.validate import validate_block_ids, validate_step
+
+KV_CACHE_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class ReferenceEngine:
+    """Implements `Engine` on any torch device, for blocks of any size.
+
+    Its pools are `[num_blocks, num_kv_heads, tokens_per_block, head_size]`, a key and a value pool for each layer.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        spec: EngineSpec,
+        num_blocks: int,
+        *,
+        kv_cache_dtype: str = "float32",
+        device: str = "cpu",
+    ) -> None:
+        """Load the graph and allocate the pools.
+
+        Args:
+            model_path: `model.onnx`, its external data beside it.
+            spec: what the graph was built for.
+            num_blocks: blocks in the pool, at least 1.
+            kv_cache_dtype: `float32`, `float16` or `bfloat16`: what the pool holds.
+            device: a torch device.
+
+        Raises:
+            UnsupportedGraphError: the file is no graph that this engine can run, or not one of `spec`.
+            ValueError: `num_blocks`, `kv_cache_dtype` or `spec.kv_bytes_per_block` is wrong.
+        """
+        if kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}; it must be one of {', '.join(KV_CACHE_DTYPES)}")
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
+        dtype = KV_CACHE_DTYPES[kv_cache_dtype]
+        pool_shape = (num_blocks, spec.num_kv_heads, spec.tokens_per_block, spec.head_size)
+        bytes_per_block = 2 * spec.num_layers * dtype.itemsize * int(np.prod(pool_shape[1:]))
+        if spec.kv_bytes_per_block != bytes_per_block:
+            raise ValueError(
+                f"spec.kv_bytes_per_block is {spec.kv_bytes_per_block}, but a block of {spec.tokens_per_block} tokens, "
+                f"{spec.num_layers} layers, {spec.num_kv_heads} heads of {spec.head_size} in {kv_cache_dtype} takes "
+                f"{bytes_per_block}"
+            )
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self._device = torch.device(device)
+        self._graph = ReferenceGraph(Path(model_path), self._device)
+        self._pools: dict[str, Tensor] = {
+            f"{kind}_cache_{layer}": torch.zeros(pool_shape, dtype=dtype, device=self._device)
+            for layer in range(spec.num_layers)
+            for kind in ("key", "value")
+        }
+        expected = {*StepInputs._fields, "max_context_len", *self._pools}
+        if set(self._graph.inputs) != expected:
+            raise UnsupportedGraphError(
+                f"{model_path} takes inputs that a network of {spec.num_layers} layers does not take: "
+                f"missing {sorted(expected - set(self._graph.inputs))}, "
+                f"unknown {sorted(set(self._graph.inputs) - expected)}"
+            )
+
+    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """See `Engine.execute`. Logits are computed in the graph's own precision."""
+        validate_step(inputs, self.spec, self.num_blocks)
+        tensors = {
+            name: torch.from_numpy(array).to(self._device) for name, array in inputs._asdict().items()
+        } | self._pools
+        context_lens = inputs.past_lens + np.diff(inputs.subsequence_begins)
+        tensors["max_context_len"] = torch.tensor(int(context_lens.max()), dtype=torch.int32, device=self._device)
+        with torch.inference_mode():
+            (logits,) = self._graph.run(tensors)
+        result: NDArray[np.float32] = logits.float().cpu().numpy()
+        return result
+
+    def warm_up(self) -> None:
+        """Nothing is compiled for a size here, so there is nothing to warm up."""
+
+    def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """See `Engine.copy_blocks`. All sources are read before a target is written."""
+        validate_block_ids(sources, self.num_blocks)
+        validate_block_ids(targets, self.num_blocks)
+        source_ids, target_ids = (torch.from_numpy(ids).to(self._device) for ids in (sources, targets))
+        for pool in self._pools.values():
+            pool[target_ids] = pool[source_ids]
+
+    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+        """See `Engine.read_block`."""
+        validate_block_ids(np.array([block_id]), self.num_blocks)
+        parts = [pool[block_id].reshape(-1).view(torch.uint8) for pool in self._pools.values()]
+        data: NDArray[np.uint8] = torch.cat(parts).cpu().numpy()
+        return data
+
+    def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
+        """See `Engine.write_block`."""
+        validate_block_ids(np.array([block_id]), self.num_blocks)
+        if data.dtype != np.uint8 or data.shape != (self.spec.kv_bytes_per_block,):
+            raise InvalidStepError(
+                f"block data is {data.dtype}{list(data.shape)}; it must be uint8[{self.spec.kv_bytes_per_block}]"
+            )
+        parts = torch.from_numpy(data.copy()).to(self._device).chunk(len(self._pools))
+        for pool, part in zip(self._pools.values(), parts, strict=True):
+            pool[block_id] = part.view(pool.dtype).reshape(pool.shape[1:])
+
+    def close(self) -> None:
+        """Let go of pools and weights; the engine cannot run afterwards."""
+        self._pools.clear()
+        del self._graph
