@@ -107,8 +107,23 @@ def dequantize_linear(
     return centred * spread(scale)
 
 
+ROWS_PER_TILE = 16
+"""Rows that one matrix product takes."""
+
+
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    return left @ right
+    """`[M, K] @ [K, N]` in tiles of `ROWS_PER_TILE` rows, the last one filled up with zeros.
+
+    A matrix library picks another order of summation for another number of rows, so a row's bits would depend on what
+    else is in the step. With every product of one shape they don't.
+    """
+    num_rows = left.shape[0]
+    num_tiles = -(-num_rows // ROWS_PER_TILE)
+    padded = torch.nn.functional.pad(left, (0, 0, 0, num_tiles * ROWS_PER_TILE - num_rows))
+    output = left.new_empty(len(padded), right.shape[1])
+    for tile in range(0, len(padded), ROWS_PER_TILE):
+        torch.mm(padded[tile : tile + ROWS_PER_TILE], right, out=output[tile : tile + ROWS_PER_TILE])
+    return output[:num_rows]
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {
