@@ -64,8 +64,6 @@ def paged_attention(
         rows = slice(row_begins[sequence], row_begins[sequence + 1])
         table = block_indices[table_begins[sequence] : table_begins[sequence + 1]].long()
         num_rows = rows.stop - rows.start
-        if num_rows == 0:
-            continue
         positions = torch.arange(past, past + num_rows, device=query.device)
         blocks, slots = table[positions // tokens_per_block], positions % tokens_per_block
         key_cache[blocks, :, slots] = keys[rows]

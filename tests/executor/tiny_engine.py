@@ -16,6 +16,9 @@ from executor.engines.interface import EngineSpec
 from executor.engines.reference import KV_CACHE_DTYPES, ReferenceEngine
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint
 
+torch.set_num_threads(1)
+"""Tensors here are so small that handing work to a second thread takes ten times longer than doing it."""
+
 
 def write_tiny_network(checkpoint: TinyCheckpoint, directory: Path, dtype: str = "float32") -> Path:
     """Write the checkpoint's network and return the path of its model file."""
