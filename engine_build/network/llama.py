@@ -18,7 +18,7 @@ import numpy as np
 
 from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.network.graph import GraphBuilder
-from engine_build.network.options import NetworkError, NetworkOptions
+from engine_build.network.options import DTYPES, NetworkError, NetworkOptions
 from engine_build.network.paged_attention import DOMAIN, OPERATOR
 from engine_build.network.rope import RotaryEmbedding
 from engine_build.network.weights import Matrix, WeightWriter
@@ -61,7 +61,8 @@ class LlamaNetwork:
     ) -> None:
         self._graph = graph
         self._config = config
-        self._dtype = options.numpy_dtype
+        self._stored_dtype = DTYPES[options.dtype]
+        self._dtype = DTYPES[options.activation_dtype]
         self._weights = weights
 
     def write(self) -> None:
@@ -96,7 +97,8 @@ class LlamaNetwork:
     def _embed(self, embedding: Matrix, input_ids: str) -> str:
         graph = self._graph
         if embedding.scales is None:
-            return graph.node("Gather", [embedding.values, input_ids], "embedding")
+            rows = graph.node("Gather", [embedding.values, input_ids], "embedding.rows")
+            return self._to_activation_dtype(rows, "embedding")
         values = graph.node("Gather", [embedding.values, input_ids], "embedding.values_of_rows")
         scales = graph.node("Gather", [embedding.scales, input_ids], "embedding.scales_of_rows")
         return self._dequantize(values, scales, self._config.hidden_size, "embedding")
@@ -136,7 +138,7 @@ class LlamaNetwork:
             fused, [query_size, key_size, key_size], [f"{name}.{part}" for part in ("query", "key", "value")]
         )
         cache_shape: list[int | str] = ["num_blocks", config.num_key_value_heads, "tokens_per_block", config.head_size]
-        caches = [graph.input(f"{kind}_cache_{layer}", self._dtype, cache_shape) for kind in ("key", "value")]
+        caches = [graph.input(f"{kind}_cache_{layer}", self._stored_dtype, cache_shape) for kind in ("key", "value")]
         return graph.node(
             OPERATOR,
             [
@@ -187,14 +189,18 @@ class LlamaNetwork:
     def _linear(self, value: str, matrix: Matrix, name: str) -> str:
         """`value @ matrix.T`. The matrix stays `[out, in]`, as engines want it; they fold the transposition."""
         graph = self._graph
-        dense = matrix.values
-        if matrix.scales is not None:
+        if matrix.scales is None:
+            dense = self._to_activation_dtype(matrix.values, f"{name}.weight_dense")
+        else:
             dense = self._dequantize(matrix.values, matrix.scales, matrix.shape[1], f"{name}.weight_dense")
         transposed = graph.node("Transpose", [dense], f"{name}.weight_transposed", perm=[1, 0])
         return graph.node("MatMul", [value, transposed], name)
 
+    def _to_activation_dtype(self, value: str, name: str) -> str:
+        return value if self._stored_dtype == self._dtype else self._graph.cast(value, self._dtype, name)
+
     def _dequantize(self, values: str, scales: str, columns: int, name: str) -> str:
-        """`[rows, groups, 32]` times `[rows, groups, 1]`, as `[rows, columns]` in the network's dtype."""
+        """`[rows, groups, 32]` times `[rows, groups, 1]`, as `[rows, columns]` of activations."""
         graph = self._graph
         scaled = graph.node(
             "Mul",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine_build.checkpoint.interface import Checkpoint, DenseTensor, GroupQuantizedTensor, Tensor
 from engine_build.network.graph import GraphBuilder
-from engine_build.network.options import NetworkError, NetworkOptions
+from engine_build.network.options import DTYPES, NetworkError, NetworkOptions
 
 GROUP_SIZE = 32
 """Weights that share one scale, along the input features."""
@@ -56,7 +56,8 @@ class WeightWriter:
     ) -> None:
         self._graph = graph
         self._checkpoint = checkpoint
-        self._dtype = options.numpy_dtype
+        self._dtype = DTYPES[options.dtype]
+        self._activation_dtype = DTYPES[options.activation_dtype]
         self._quantize = options.weight_dtype == "int8"
         self._progress = progress
         self._unused = {name for name in checkpoint.names() if not name.endswith(_IGNORED_SUFFIXES)}
@@ -66,12 +67,13 @@ class WeightWriter:
         return name in self._unused
 
     def vector(self, source_names: Sequence[str], size: int, name: str) -> str:
-        """Write vectors of the checkpoint, one behind the other, as one of `size` elements in the network's dtype."""
+        """Write vectors of the checkpoint, one behind the other, as one of `size` elements of activations' dtype."""
         parts = [self._take(source) for source in source_names]
         total = sum(part.shape[0] for part in map(_dense, parts))
         if total != size:
             raise NetworkError(f"{' + '.join(source_names)}: {total} elements, the configuration implies {size}")
-        return self._graph.weight(name, self._dtype, [size], (self._converted(_dense(part)) for part in parts))
+        vectors = (_dense(part).astype(self._activation_dtype) for part in parts)
+        return self._graph.weight(name, self._activation_dtype, [size], vectors)
 
     def matrix(self, source_names: Sequence[str], shape: tuple[int, int], name: str) -> Matrix:
         """Write matrices of the checkpoint, rows below rows, as one of `shape`.
@@ -86,7 +88,7 @@ class WeightWriter:
             raise NetworkError(f"{' + '.join(source_names)}: {rows} rows, the configuration implies {shape[0]}")
         if self._quantize or all(isinstance(part, GroupQuantizedTensor) for part in parts):
             return self._write_quantized(parts, shape, name)
-        slabs = (self._converted(slab) for part in parts for slab in _float_slabs(part))
+        slabs = (slab.astype(self._dtype) for part in parts for slab in _float_slabs(part))
         return Matrix(name, shape, self._graph.weight(name, self._dtype, shape, slabs), None)
 
     def check_all_used(self) -> None:
@@ -126,9 +128,6 @@ class WeightWriter:
         value_name = self._graph.weight(f"{name}.values", np.dtype(np.int8), [rows, groups, GROUP_SIZE], values())
         scale_name = self._graph.weight(f"{name}.scales", np.dtype(np.float16), [rows, groups, 1], scales)
         return Matrix(name, shape, value_name, scale_name)
-
-    def _converted(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        return values.astype(self._dtype)
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
