@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine_build.checkpoint.config_check import check_config
 from engine_build.checkpoint.gguf_file import GgufFile
 from engine_build.checkpoint.gguf_rope import rope_scaling
-from engine_build.checkpoint.gguf_tensors import SUPPORTED_TYPES, decode, float_type_name
+from engine_build.checkpoint.gguf_tensors import SUPPORTED_TYPES, decode, float_type_name, is_group_quantized
 from engine_build.checkpoint.gguf_tokenizer import tokenizer_files
 from engine_build.checkpoint.interface import CheckpointError, Tensor, TokenizerFiles
 from engine_build.checkpoint.model_config import ModelConfig
@@ -67,10 +67,12 @@ class GgufCheckpoint:
     def names(self) -> Iterable[str]:
         return weight_shapes(self.config).keys()
 
+    def is_group_quantized(self, name: str) -> bool:
+        info = self._file.tensors[self._stored_name(name)]
+        return is_group_quantized(info.type, info.shape)
+
     def tensor(self, name: str) -> Tensor:
-        if name not in self._stored_names:
-            raise CheckpointError(f"{self.source} has no weight {name}")
-        stored_name = self._stored_names[name]
+        stored_name = self._stored_name(name)
         info = self._file.tensors[stored_name]
         rows = self._file.rows(stored_name)
         heads = self._rotary_heads(name)
@@ -81,6 +83,11 @@ class GgufCheckpoint:
 
     def tokenizer_files(self) -> TokenizerFiles:
         return tokenizer_files(self._file)
+
+    def _stored_name(self, name: str) -> str:
+        if name not in self._stored_names:
+            raise CheckpointError(f"{self.source} has no weight {name}")
+        return self._stored_names[name]
 
     def _rotary_heads(self, name: str) -> int | None:
         if ".q_proj." in name:

@@ -28,6 +28,11 @@ def float_type_name(type_: GgmlType) -> str | None:
     return _FLOATS[type_].name if type_ in _FLOATS else None
 
 
+def is_group_quantized(type_: GgmlType, shape: tuple[int, ...]) -> bool:
+    """Whether `decode` gives a `GroupQuantizedTensor`."""
+    return type_ is GgmlType.Q8_0 and len(shape) == 2
+
+
 def decode(rows: NDArray[np.uint8], type_: GgmlType, shape: tuple[int, ...]) -> Tensor:
     """Turn stored bytes into numbers.
 
@@ -41,7 +46,7 @@ def decode(rows: NDArray[np.uint8], type_: GgmlType, shape: tuple[int, ...]) -> 
     """
     if type_ in _FLOATS:
         return DenseTensor(np.ascontiguousarray(rows).view(_FLOATS[type_]).reshape(shape))
-    if type_ is GgmlType.Q8_0 and len(shape) == 2:
+    if is_group_quantized(type_, shape):
         return _q8_0(rows, shape)
     return DenseTensor(gguf.quants.dequantize(rows, type_).reshape(shape))
 

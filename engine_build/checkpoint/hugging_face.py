@@ -57,10 +57,12 @@ class HuggingFaceCheckpoint:
     def names(self) -> Iterable[str]:
         return weight_shapes(self.config).keys()
 
+    def is_group_quantized(self, name: str) -> bool:
+        self._find(name)
+        return False
+
     def tensor(self, name: str) -> Tensor:
-        if name not in self._stored:
-            raise CheckpointError(f"{self.source} has no weight {name}")
-        path = self._stored[name].path
+        path = self._find(name).path
         try:
             with safe_open(path, framework="numpy") as file:
                 return DenseTensor(file.get_tensor(name))
@@ -69,6 +71,11 @@ class HuggingFaceCheckpoint:
 
     def tokenizer_files(self) -> TokenizerFiles:
         return tokenizer_files(self._directory)
+
+    def _find(self, name: str) -> _StoredTensor:
+        if name not in self._stored:
+            raise CheckpointError(f"{self.source} has no weight {name}")
+        return self._stored[name]
 
     def _is_redundant(self, name: str) -> bool:
         """Old Llama checkpoints store the rotary frequencies, some tied ones the same matrix a second time."""

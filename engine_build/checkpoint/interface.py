@@ -70,6 +70,10 @@ class Checkpoint(Protocol):
 
     def names(self) -> Iterable[str]: ...
 
+    def is_group_quantized(self, name: str) -> bool:
+        """Whether `tensor(name)` is a `GroupQuantizedTensor`; its bytes are not touched."""
+        ...
+
     def tensor(self, name: str) -> Tensor:
         """Raises `CheckpointError` naming the tensor when it is missing or of an unsupported type."""
         ...

@@ -1,0 +1,162 @@
+"""From an open checkpoint to an engine directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import onnx
+
+from engine_build import __version__
+from engine_build.checkpoint.interface import Checkpoint
+from engine_build.checkpoint.model_config import ModelConfig
+from engine_build.engine_dir import MANIFEST_FILE, MODEL_FILE, TOKENIZER_DIR, EngineDirectory, record_files
+from engine_build.engine_writer import engine_writer
+from engine_build.manifest import FORMAT_VERSION, BuildConfig, Manifest, TensorSpec
+from engine_build.network import NetworkOptions, write_network
+from engine_build.targets.interface import Target
+
+DEFAULT_MAX_BATCH_SIZE = 64
+DEFAULT_MAX_NUM_TOKENS = 256
+"""Rows of one step; on two CPU cores throughput is flat from 192 on, and a longer step delays every other request."""
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with the stage, and how much of how much is done."""
+
+
+class BuildError(Exception):
+    """What was asked for contradicts itself or the model: names the settings and their values."""
+
+
+def resolve_build_config(
+    model: ModelConfig,
+    target: Target,
+    *,
+    max_batch_size: int | None = None,
+    max_num_tokens: int | None = None,
+    max_input_len: int | None = None,
+    max_seq_len: int | None = None,
+    tokens_per_block: int | None = None,
+    dtype: str | None = None,
+    weight_dtype: str = "as_stored",
+) -> BuildConfig:
+    """Fill in what was left open and check it against the model and the target.
+
+    Raises:
+        BuildError: a limit is not positive, beyond the model, or contradicts another.
+        TargetError: the target cannot do it.
+        NetworkError: an unknown dtype.
+    """
+    tokens = DEFAULT_MAX_NUM_TOKENS if max_num_tokens is None else max_num_tokens
+    length = model.max_position_embeddings if max_seq_len is None else max_seq_len
+    config = BuildConfig(
+        max_batch_size=min(DEFAULT_MAX_BATCH_SIZE, tokens) if max_batch_size is None else max_batch_size,
+        max_num_tokens=tokens,
+        max_input_len=length - 1 if max_input_len is None else max_input_len,
+        max_seq_len=length,
+        tokens_per_block=target.default_tokens_per_block if tokens_per_block is None else tokens_per_block,
+        dtype=target.dtypes[0] if dtype is None else dtype,
+        weight_dtype=weight_dtype,
+    )
+    _check_limits(config, model)
+    target.check(config)
+    _network_options(config, target)
+    return config
+
+
+def build_engine(
+    checkpoint: Checkpoint,
+    build_config: BuildConfig,
+    target: Target,
+    output_dir: Path,
+    progress: ProgressCallback,
+) -> EngineDirectory:
+    """Write an engine directory, whole or not at all. An engine that is there already is replaced.
+
+    Raises:
+        CheckpointError, NetworkError: the checkpoint cannot be read or is not what its configuration says.
+        TargetError: the network does not compile.
+        EngineDirectoryError: `output_dir` holds something else or cannot be written.
+    """
+    with engine_writer(output_dir) as writer:
+        directory = writer.directory
+        write_network(
+            checkpoint,
+            _network_options(build_config, target),
+            directory,
+            lambda done, total: progress("writing weights", done, total),
+        )
+        _write_tokenizer(checkpoint, directory)
+        progress("compiling the plan", 0, 1)
+        target.prove(directory / MODEL_FILE, build_config)
+        progress("compiling the plan", 1, 1)
+        progress("writing checksums", 0, 1)
+        manifest = _manifest(checkpoint.config, build_config, target, directory)
+        (directory / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        writer.publish()
+        progress("writing checksums", 1, 1)
+    return EngineDirectory(output_dir, manifest)
+
+
+def _check_limits(config: BuildConfig, model: ModelConfig) -> None:
+    limits = {
+        "max_batch_size": config.max_batch_size,
+        "max_num_tokens": config.max_num_tokens,
+        "max_input_len": config.max_input_len,
+        "max_seq_len": config.max_seq_len,
+        "tokens_per_block": config.tokens_per_block,
+    }
+    for name, value in limits.items():
+        if value < 1:
+            raise BuildError(f"{name} is {value}, it must be at least 1")
+    if config.max_seq_len > model.max_position_embeddings:
+        raise BuildError(
+            f"max_seq_len {config.max_seq_len} is beyond the model's {model.max_position_embeddings} positions"
+        )
+    if config.max_input_len >= config.max_seq_len:
+        raise BuildError(
+            f"max_input_len {config.max_input_len} leaves no room for a generated token within "
+            f"max_seq_len {config.max_seq_len}"
+        )
+    if config.max_batch_size > config.max_num_tokens:
+        raise BuildError(
+            f"max_batch_size {config.max_batch_size} is above max_num_tokens {config.max_num_tokens}: "
+            "each sequence of a step takes at least one of its tokens"
+        )
+
+
+def _network_options(config: BuildConfig, target: Target) -> NetworkOptions:
+    return NetworkOptions(
+        dtype=config.dtype, weight_dtype=config.weight_dtype, activation_dtype=target.activation_dtype
+    )
+
+
+def _write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    files = checkpoint.tokenizer_files().files
+    if files:
+        (directory / TOKENIZER_DIR).mkdir()
+    for name, content in files.items():
+        (directory / TOKENIZER_DIR / name).write_bytes(content)
+
+
+def _manifest(model: ModelConfig, build_config: BuildConfig, target: Target, directory: Path) -> Manifest:
+    graph = onnx.load(directory / MODEL_FILE, load_external_data=False).graph
+    libraries = {name: metadata.version(name) for name in ("onnx", "numpy")}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        builder_versions={"inflight-executor": __version__, **libraries, **target.versions()},
+        target=target.name,
+        arch=target.arch,
+        pretrained_config=model,
+        build_config=build_config,
+        inputs={value.name: _tensor_spec(value) for value in graph.input},
+        outputs={value.name: _tensor_spec(value) for value in graph.output},
+        files=record_files(directory),
+    )
+
+
+def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return TensorSpec(dtype, tuple(size.dim_param or size.dim_value for size in tensor.shape.dim))
