@@ -22,8 +22,8 @@ BAD_INPUT = 2
 FAILED = 1
 INTERRUPTED = 130
 
-output = Console(highlight=False, soft_wrap=True)
-messages = Console(stderr=True, highlight=False, soft_wrap=True)
+output = Console(highlight=False, markup=False, soft_wrap=True)
+messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 _BAD_INPUT_ERRORS = (BuildError, CheckpointError, EngineDirectoryError, NetworkError, TargetError)
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

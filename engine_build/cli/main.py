@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from engine_build import __version__
-from engine_build.builder import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS
+from engine_build.builder import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS, BuildError
 from engine_build.cli.build import BuildArguments, build_command
 from engine_build.cli.console import one_line_errors, output
 from engine_build.cli.inspect import inspect_command
@@ -84,10 +84,6 @@ def _build(
     """Build an engine directory from a checkpoint."""
     if context.invoked_subcommand is not None:
         return
-    if checkpoint_dir is None:
-        raise typer.BadParameter("is needed", param_hint="--checkpoint_dir")
-    if output_dir is None and not dry_run:
-        raise typer.BadParameter("is needed, or --dry_run", param_hint="--output_dir")
     limits = {
         "max_batch_size": max_batch_size,
         "max_num_tokens": max_num_tokens,
@@ -96,6 +92,10 @@ def _build(
         "tokens_per_block": tokens_per_block,
     }
     with one_line_errors():
+        if checkpoint_dir is None:
+            raise BuildError("--checkpoint_dir is needed: a Hugging Face model directory or a GGUF file")
+        if output_dir is None and not dry_run:
+            raise BuildError("--output_dir is needed (or --dry_run, which writes nothing)")
         build_command(BuildArguments(checkpoint_dir, output_dir, target, limits, dtype, weight_dtype), dry_run, as_json)
 
 

@@ -6,6 +6,7 @@ compiles it in about a second when it starts. The build compiles it once as well
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ class OpenVinoTarget:
         return KvCacheType("bfloat16", 2, 0), eight_bit
 
     def versions(self) -> dict[str, str]:
-        return {"openvino": _import_openvino().__version__}
+        _import_openvino()
+        return {"openvino": metadata.version("openvino")}
 
     def prove(self, model_path: Path, build_config: BuildConfig) -> None:
         ov = _import_openvino()
