@@ -222,6 +222,8 @@ class ExecutorConfig:
     deterministic: bool = False
     """At least two query rows for each sequence in each step, so that logits are bit-equal whatever else is in the
     batch, however the context was chunked, reused or recomputed (not upstream's)."""
+    iteration_table_max_rows: int = 0
+    """Rows of the iteration table that are kept; 0 keeps none (not upstream's)."""
     max_queued_tokens: int | None = None
     """Bound on the prompt tokens that wait (not upstream's)."""
     num_threads: int | None = None

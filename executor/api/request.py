@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, ClassVar
 
+from batch_manager.kv import KvCacheRetentionConfig
 from executor.api.errors import InvalidRequestError
 from executor.api.sampling_config import SamplingConfig
 from executor.api.support import check_supported, refused
@@ -40,6 +41,8 @@ class OutputConfig:
     return_encoder_output: bool = refused(False, _DECODER_ONLY)
     return_perf_metrics: bool = False
     additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, _NOT_YET)
+    num_top_log_probs: int = 0
+    """With `return_log_probs`: the most likely tokens beside each generated one (not upstream's)."""
 
 
 @dataclass(slots=True)
@@ -72,23 +75,6 @@ class LoraConfig:
     task_id: int
     weights: Any = None
     config: Any = None
-
-
-@dataclass(slots=True)
-class KvCacheRetentionConfig:
-    """How long the blocks of a request are worth keeping: priorities 0 to 100 by token range, 35 by default."""
-
-    @dataclass(slots=True)
-    class TokenRangeRetentionConfig:
-        token_start: int
-        token_end: int | None
-        """Exclusive; `None` is the end of the prompt."""
-        priority: int
-        duration_ms: timedelta | None = None
-
-    token_range_retention_configs: Sequence[TokenRangeRetentionConfig]
-    decode_retention_priority: int = 35
-    decode_duration_ms: timedelta | None = None
 
 
 class GuideType(IntEnum):
@@ -206,6 +192,16 @@ class Request:
             raise InvalidRequestError("allotted_time_ms is negative", field="allotted_time_ms")
         self.sampling_config.validate()
         check_supported(self, "request")
+
+    @property
+    def effective_end_id(self) -> int | None:
+        """The token that ends the output, or `None`; -1 is upstream's way to say none."""
+        return None if self.end_id in (None, -1) else self.end_id
+
+    @property
+    def num_sequences(self) -> int:
+        """Outputs to make, asked for in either of upstream's two places."""
+        return max(self.num_return_sequences, self.sampling_config.num_return_sequences or 1)
 
     @property
     def allotted_time_seconds(self) -> float | None:

@@ -1,0 +1,59 @@
+"""From the Executor's public configuration to that of the BatchManager and its KV block manager."""
+
+from __future__ import annotations
+
+from batch_manager import BatchManagerConfig
+from batch_manager import CapacitySchedulerPolicy as CapacityPolicy
+from batch_manager import ContextChunkingPolicy as ChunkingPolicy
+from batch_manager.kv import KvCacheConfig
+from executor.api import config as api
+from executor.api.errors import InvalidRequestError
+from executor.engines.interface import EngineSpec
+
+
+def batch_manager_config(config: api.ExecutorConfig, spec: EngineSpec) -> BatchManagerConfig:
+    """The scheduler's limits and policies.
+
+    Raises:
+        InvalidRequestError: a limit is beyond what the engine was built for, or cannot work.
+    """
+    if config.max_beam_width != 1:
+        raise InvalidRequestError(
+            f"max_beam_width is {config.max_beam_width}; beam search is not offered, it must be 1",
+            field="max_beam_width",
+        )
+    policy = CapacityPolicy(config.scheduler_config.capacity_scheduler_policy)
+    if config.batching_type is api.BatchingType.STATIC:
+        policy = CapacityPolicy.STATIC_BATCH
+    chunking = config.scheduler_config.context_chunking_policy
+    return BatchManagerConfig(
+        max_batch_size=_limit("max_batch_size", config.max_batch_size, spec.max_batch_size),
+        max_num_tokens=_limit("max_num_tokens", config.max_num_tokens, spec.max_num_tokens),
+        capacity_scheduler_policy=policy,
+        enable_chunked_context=config.enable_chunked_context,
+        context_chunking_policy=ChunkingPolicy(chunking or api.ContextChunkingPolicy.FIRST_COME_FIRST_SERVED),
+        max_queued_requests=config.max_queue_size,
+        max_queued_tokens=config.max_queued_tokens,
+        min_rows_per_sequence=2 if config.deterministic else 1,
+    )
+
+
+def kv_cache_manager_config(config: api.ExecutorConfig, num_blocks: int, spec: EngineSpec) -> KvCacheConfig:
+    kv = config.kv_cache_config
+    return KvCacheConfig(
+        num_blocks=num_blocks,
+        tokens_per_block=spec.tokens_per_block,
+        enable_block_reuse=kv.enable_block_reuse,
+        enable_partial_reuse=kv.enable_partial_reuse,
+        copy_on_partial_reuse=kv.copy_on_partial_reuse,
+    )
+
+
+def _limit(name: str, wanted: int | None, built_for: int) -> int:
+    if wanted is None:
+        return built_for
+    if not 1 <= wanted <= built_for:
+        raise InvalidRequestError(
+            f"{name} is {wanted}; the engine was built for {built_for}, so it must be in [1, {built_for}]", field=name
+        )
+    return wanted
