@@ -1,0 +1,6 @@
+"""Speculation without a draft model. See README.md."""
+
+from executor.speculation.drafter import Drafter, DraftStatistics, check_lookahead_config, max_draft_tokens
+from executor.speculation.ngram_index import NgramIndex
+
+__all__ = ["DraftStatistics", "Drafter", "NgramIndex", "check_lookahead_config", "max_draft_tokens"]

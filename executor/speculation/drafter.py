@@ -1,0 +1,186 @@
+"""Prompt lookup: drafts are what followed the last tokens when they occurred before.
+
+Whether a draft pays is arithmetic. A step of B rows costs as much as B + F rows (reading the weights costs the same
+for one row as for many), so a token is worth (B + F) / B rows, and the i-th draft of a sequence, accepted with
+probability p^i, is worth its row while p^i > B / (B + F). The drafter measures p as it goes, for each match length,
+and so proposes long drafts where text is copied, short ones where it is not, and none, but for a rare probe, where
+they are never accepted or where the batch is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from executor.api.errors import InvalidRequestError
+from executor.api.request import LookaheadDecodingConfig
+from executor.speculation.ngram_index import NgramIndex
+
+_ROWS_OF_FIXED_COST = 16.0
+"""F on the CPU engine: SmolLM2-135M takes 15 ms for one row and about 0.9 ms for each further one."""
+
+_FIRST_GUESS = 0.6
+"""Acceptance probability before anything was measured."""
+
+_MEMORY = 0.9
+"""Weight of the past in the running acceptance, for each measured draft."""
+
+_LONGEST_PAUSE = 64
+"""Tokens between probes where drafts are never accepted: at most 1/64 of a row's cost each."""
+
+
+@dataclass(slots=True)
+class DraftStatistics:
+    """Counts since the drafter, or the request, began."""
+
+    num_proposals: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted of all drafts, 0 where there were none."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+class _Sequence:
+    """One sequence's n-grams, acceptance by match length, and the proposal that waits for its verdict."""
+
+    __slots__ = ("acceptance", "drafts", "index", "match_size", "max_drafts", "pause", "statistics", "wait_until")
+
+    def __init__(self, config: LookaheadDecodingConfig) -> None:
+        self.index = NgramIndex(config.max_ngram_size)
+        self.max_drafts = max_draft_tokens(config)
+        self.acceptance = [_FIRST_GUESS] * config.max_ngram_size
+        self.drafts: list[int] = []
+        self.match_size = 0
+        self.pause = 1
+        self.wait_until = 0
+        self.statistics = DraftStatistics()
+
+
+class Drafter:
+    """Proposes drafts for many sequences. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self, default: LookaheadDecodingConfig | None = None, *, rows_of_fixed_cost: float = _ROWS_OF_FIXED_COST
+    ) -> None:
+        """Begin.
+
+        Args:
+            default: for sequences that were not opened with a configuration of their own; `None` drafts for opened
+                sequences only.
+            rows_of_fixed_cost: how many rows of a step cost as much as the step does without any.
+        """
+        if default is not None:
+            check_lookahead_config(default)
+        self._default = default
+        self._rows_of_fixed_cost = rows_of_fixed_cost
+        self._sequences: dict[int, _Sequence] = {}
+        self.statistics = DraftStatistics()
+        """Of all sequences, closed ones too."""
+
+    def open(self, request_id: int, config: LookaheadDecodingConfig) -> None:
+        """Draft for a sequence with a configuration of its own.
+
+        Raises:
+            InvalidRequestError: the configuration is out of range.
+            ValueError: `request_id` is open already.
+        """
+        if request_id in self._sequences:
+            raise ValueError(f"request {request_id} is open already")
+        check_lookahead_config(config)
+        self._sequences[request_id] = _Sequence(config)
+
+    def close(self, request_id: int) -> None:
+        """Forget a sequence; one that is not open is left alone."""
+        self._sequences.pop(request_id, None)
+
+    def statistics_of(self, request_id: int) -> DraftStatistics:
+        """Of one open sequence, zeros where nothing was ever proposed for it."""
+        sequence = self._sequences.get(request_id)
+        return DraftStatistics() if sequence is None else sequence.statistics
+
+    def propose(self, request_id: int, token_ids: Sequence[int], *, num_sequences: int = 1) -> list[int]:
+        """Draft tokens that may follow.
+
+        Also learns from `token_ids` how many tokens of the last proposal came true.
+
+        Args:
+            request_id: whose tokens.
+            token_ids: prompt and generated tokens; between calls they only grow.
+            num_sequences: how many sequences share the next step.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            if self._default is None:
+                return []
+            sequence = self._sequences[request_id] = _Sequence(self._default)
+        index = sequence.index
+        new = token_ids[len(index.token_ids) :]
+        if sequence.drafts:
+            self._learn(sequence, new)
+        index.extend(new)
+        sequence.drafts = self._drafts(sequence, num_sequences)
+        if sequence.drafts:
+            for statistics in (self.statistics, sequence.statistics):
+                statistics.num_proposals += 1
+                statistics.num_draft_tokens += len(sequence.drafts)
+        return list(sequence.drafts)
+
+    def _drafts(self, sequence: _Sequence, num_sequences: int) -> list[int]:
+        match = sequence.index.match()
+        if match is None:
+            return []
+        size, continuation = match
+        row_cost = num_sequences / (self._rows_of_fixed_cost + num_sequences)
+        acceptance = sequence.acceptance[size - 1]
+        count = sequence.max_drafts
+        if acceptance < 1:
+            count = min(count, int(math.log(row_cost) / math.log(acceptance)))
+        length = len(sequence.index.token_ids)
+        if count == 0:
+            if length < sequence.wait_until:
+                return []
+            count = 1
+        sequence.match_size = size
+        return sequence.index.continuation(continuation, count)
+
+    def _learn(self, sequence: _Sequence, new: Sequence[int]) -> None:
+        """Compare the last proposal with what came: matches up to the first difference, which is one miss."""
+        drafts = sequence.drafts
+        compared = min(len(drafts), len(new))
+        hits = 0
+        while hits < compared and drafts[hits] == new[hits]:
+            hits += 1
+        verdicts = [1.0] * hits + [0.0] * (hits < compared)
+        size = sequence.match_size - 1
+        for verdict in verdicts:
+            sequence.acceptance[size] = _MEMORY * sequence.acceptance[size] + (1 - _MEMORY) * verdict
+        if hits:
+            sequence.pause = 1
+        else:
+            sequence.pause = min(2 * sequence.pause, _LONGEST_PAUSE)
+        sequence.wait_until = len(sequence.index.token_ids) + sequence.pause
+        accepted = min(hits, max(0, len(new) - 1))
+        self.statistics.num_accepted_tokens += accepted
+        sequence.statistics.num_accepted_tokens += accepted
+
+
+def max_draft_tokens(config: LookaheadDecodingConfig) -> int:
+    """Drafts a step may verify: as many as lookahead decoding with this window, n-gram and verification set would."""
+    window, ngram, verification = config.max_window_size, config.max_ngram_size, config.max_verification_set_size
+    if ngram == 1:
+        return window - 1 + verification
+    return ngram - 2 + (window - 1 + verification) * (ngram - 1)
+
+
+def check_lookahead_config(config: LookaheadDecodingConfig) -> None:
+    """Raise `InvalidRequestError` for a configuration that is out of range."""
+    for name, least in (("max_window_size", 1), ("max_ngram_size", 1), ("max_verification_set_size", 0)):
+        value = getattr(config, name)
+        if value < least:
+            raise InvalidRequestError(
+                f"lookahead_config.{name} is {value}; it must be at least {least}", field=f"lookahead_config.{name}"
+            )
