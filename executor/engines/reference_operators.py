@@ -107,7 +107,7 @@ def dequantize_linear(
     return centred * spread(scale)
 
 
-ROWS_PER_TILE = 16
+ROWS_PER_TILE = 32
 """Rows that one matrix product takes."""
 
 
