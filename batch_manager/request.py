@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
+
+from batch_manager.reasons import WaitReason
+from batch_manager.receipt import Receipt
 
 
 class FinishReason(IntEnum):
@@ -32,6 +36,16 @@ class RequestState(IntEnum):
     FINISHED = 3
 
 
+class MultimodalSpan(NamedTuple):
+    """Placeholder tokens of the prompt that stand for an image, sound or video."""
+
+    start: int
+    """Position of its first token."""
+    length: int
+    content_hash: bytes
+    """Cryptographic digest of the item: part of the cache key, since its token ids do not tell items apart."""
+
+
 class Request:
     """A request and its progress.
 
@@ -46,23 +60,36 @@ class Request:
         "adapter_pages",
         "allotted_time",
         "arrival_time",
+        "beam_width",
         "block_ids",
         "cache_salt",
+        "context_end",
         "deadline",
         "draft_token_ids",
         "end_id",
         "finish_reason",
         "max_new_tokens",
+        "max_num_tokens",
         "min_new_tokens",
+        "multimodal_spans",
+        "next_store",
+        "num_allocated_tokens",
+        "num_charged_tokens",
         "num_computed_tokens",
+        "num_drafts_in_flight",
         "num_pauses",
+        "num_placeholder_tokens",
         "num_prompt_tokens",
+        "num_reserved_blocks",
         "num_reused_tokens",
+        "order_key",
+        "parked",
         "priority",
         "receipt",
         "request_id",
         "retention",
         "state",
+        "stop_ids",
         "stop_token_ids",
         "stop_words",
         "tenant",
@@ -86,7 +113,9 @@ class Request:
         cache_salt: int | None = None,
         adapter_id: int | None = None,
         adapter_pages: int = 0,
+        beam_width: int = 1,
         retention: object | None = None,
+        multimodal_spans: Sequence[MultimodalSpan] = (),
     ) -> None:
         """Describe a request.
 
@@ -97,8 +126,8 @@ class Request:
             end_id: ends the request with `END_ID`; `None` ignores the model's end token.
             stop_token_ids: any of them ends the request with `STOP_WORDS`.
             stop_words: token sequences; the request ends with `STOP_WORDS` when its generated tokens end in one.
-            min_new_tokens: stop conditions other than length are not looked at before so many tokens. The sampler
-                masks the end id below this number; the BatchManager only trims.
+            min_new_tokens: stop words are not looked at before so many tokens. The sampler masks the end id and
+                the stop token ids below this number; one that is sampled nevertheless ends the request.
             priority: 0 to 1, higher runs sooner.
             tenant: who is charged by the fair queue.
             arrival_time: seconds, on the BatchManager's clock.
@@ -106,7 +135,9 @@ class Request:
             cache_salt: requests share cached blocks only with requests of an equal salt.
             adapter_id: LoRA task id; part of the cache key, and of the adapter-page budget.
             adapter_pages: pages of the adapter cache that `adapter_id` takes.
+            beam_width: query rows of one generation step; different widths never share an iteration.
             retention: `batch_manager.kv.KvCacheRetentionConfig`, how long its blocks are worth keeping.
+            multimodal_spans: what the prompt's placeholder tokens stand for.
         """
         self.request_id = request_id
         self.token_ids: list[int] = list(prompt_token_ids)
@@ -125,7 +156,13 @@ class Request:
         self.cache_salt = cache_salt
         self.adapter_id = adapter_id
         self.adapter_pages = adapter_pages
+        self.beam_width = beam_width
         self.retention = retention
+        self.multimodal_spans = tuple(multimodal_spans)
+        self.max_num_tokens = self.num_prompt_tokens + max_new_tokens
+        """The length at which the request ends at the latest."""
+        self.stop_ids = self.stop_token_ids if end_id is None else self.stop_token_ids | {end_id}
+        """Every single token that ends the request."""
 
         self.state = RequestState.WAITING
         self.finish_reason = FinishReason.NOT_FINISHED
@@ -138,7 +175,27 @@ class Request:
         self.block_ids: list[int] = []
         """Block table: position p lives in block `block_ids[p // tokens_per_block]`. Owned by the KV manager."""
         self.num_pauses = 0
-        self.receipt: object | None = None
+        self.receipt = Receipt()
+
+        # The scheduler's own bookkeeping.
+        self.order_key: tuple[float, int] = (0.0, 0)
+        """Place in the order of all live requests, set by the waiting queue: the smallest comes first."""
+        self.context_end = 0
+        """Tokens known when it was last admitted: below is context phase, from there on generation phase."""
+        self.num_placeholder_tokens = 0
+        """Tokens being sampled by steps in flight: they follow `token_ids`, their ids are not known yet."""
+        self.num_drafts_in_flight = 0
+        """Draft tokens being verified by a step in flight; the next position is not known until it ends."""
+        self.num_allocated_tokens = 0
+        """Positions that `block_ids` covers."""
+        self.num_reserved_blocks = 0
+        """Blocks it may still take until it ends."""
+        self.next_store = 0
+        """Computed tokens from which on another full block can be made findable."""
+        self.parked: WaitReason | None = None
+        """Why it waits outside the queue, if it does."""
+        self.num_charged_tokens = 0
+        """Tokens its tenant has been charged for."""
 
     @property
     def num_tokens_with_spec(self) -> int:
@@ -148,11 +205,6 @@ class Request:
     @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def max_num_tokens(self) -> int:
-        """The length at which the request ends at the latest."""
-        return self.num_prompt_tokens + self.max_new_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -1,0 +1,135 @@
+"""Admission: waiting requests become running ones, in the order of the line, until something is used up.
+
+What stopped it in the last iteration is kept with its numbers: that is the reason for which everybody in line waits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from batch_manager.config import BatchManagerConfig
+from batch_manager.lifecycle import Lifecycle
+from batch_manager.micro_batch import MicroBatch
+from batch_manager.plan import BlockCopy
+from batch_manager.policies.capacity import CapacityPolicy
+from batch_manager.reasons import WaitCode
+from batch_manager.request import Request
+
+
+class Blocked(NamedTuple):
+    """The first in line and why it was not admitted."""
+
+    request: Request
+    code: WaitCode
+    needed: int
+    available: int
+
+
+class Admission:
+    """Admits from the line."""
+
+    PROBE_INTERVAL = 8
+    """Iterations after which a request that lacked blocks is looked up in the cache again, even though no blocks came
+    free: a prefix of it may have been stored meanwhile."""
+
+    def __init__(self, config: BatchManagerConfig, lifecycle: Lifecycle, capacity: CapacityPolicy) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.blocked: Blocked | None = None
+        self._lifecycle = lifecycle
+        self._next_probe = 0
+        """Iteration of the next look-up for the blocked request, unless blocks come free before."""
+
+    def admit(self, batch: MicroBatch, num_running_before: int) -> list[BlockCopy]:
+        """Admit all that fit in this iteration; returns block copies to carry out before it."""
+        waiting = self._lifecycle.waiting
+        all_copies: list[BlockCopy] = []
+        while (request := waiting.next()) is not None:
+            copies = self._try_admit(request, batch, num_running_before)
+            if isinstance(copies, Blocked):
+                waiting.put_in_line(request)
+                self.blocked = copies
+                return all_copies
+            all_copies += copies
+        self.blocked = None
+        return all_copies
+
+    def _try_admit(self, request: Request, batch: MicroBatch, num_running_before: int) -> list[BlockCopy] | Blocked:
+        """Admit or park; otherwise say what is missing."""
+        lifecycle, blocks = self._lifecycle, self._lifecycle.blocks
+        num_running = len(lifecycle.running)
+        if not self.capacity.is_open(num_running_before):
+            return Blocked(request, WaitCode.STATIC_BATCH, 0, num_running_before)
+        if num_running >= self.config.num_active_limit:
+            return Blocked(request, WaitCode.BATCH_SIZE, num_running + 1, self.config.num_active_limit)
+        if batch.rows_left < self.config.min_rows_per_sequence:
+            return Blocked(request, WaitCode.TOKEN_BUDGET, self.config.min_rows_per_sequence, batch.rows_left)
+        if lifecycle.is_kv_short or request in lifecycle.paused:
+            return Blocked(request, WaitCode.KV_CAPACITY, -(-len(request.token_ids) // blocks.tokens_per_block), 0)
+        if not lifecycle.adapters.fits(request):
+            needed = lifecycle.adapters.num_needed_pages(request)
+            num_free = lifecycle.adapters.num_free_pages
+            if self.capacity.stops_at_adapter_shortfall:
+                return Blocked(request, WaitCode.ADAPTER_PAGES, needed, num_free)
+            lifecycle.park_for_adapter(request)
+            return []
+        entry = self.capacity.entry(request, blocks.is_protected(request), blocks.reservations)
+        available = max(0, blocks.num_free_blocks - entry.num_withheld_blocks)
+        known = self.blocked
+        if (
+            known is not None
+            and known.request is request
+            and available < known.needed
+            and lifecycle.iteration < self._next_probe
+        ):
+            return Blocked(request, entry.code, known.needed, available)
+        reuse = blocks.find_reuse(request)
+        if self.capacity.defers_prefixes and self.config.enable_prefix_deferral:
+            contributor = lifecycle.deferral.contributor(reuse.first_missing_key)
+            if contributor is not None:
+                lifecycle.defer(request, contributor, reuse.num_tokens)
+                return []
+        needed = blocks.num_new_blocks(request, entry.num_tokens, reuse)
+        if needed > available:
+            self._next_probe = lifecycle.iteration + self.PROBE_INTERVAL
+            return Blocked(request, entry.code, needed, available)
+        num_remaining = len(request.token_ids) - reuse.num_tokens
+        if not batch.can_claim(num_remaining):
+            return Blocked(request, WaitCode.TOKEN_BUDGET, num_remaining, batch.rows_left)
+        copies = lifecycle.admit(request, reuse)
+        if copies is None:
+            return Blocked(request, entry.code, needed, available)
+        self._next_probe = 0
+        batch.add_context(request)
+        return copies
+
+    def make_room(self) -> None:
+        """Pause running requests that rank below the first in line, if it lacks blocks and theirs would do.
+
+        Only under policies that pause at all, and only where the line has ranks: requests are walked in one order,
+        running or not, and blocks go to the earlier ones.
+        """
+        lifecycle, blocks = self._lifecycle, self._lifecycle.blocks
+        request = lifecycle.waiting.queue.first_ranked()
+        if not self.capacity.pauses_lower_ranks or request is None or not lifecycle.running:
+            return
+        if request.order_key > lifecycle.running[-1].order_key or not lifecycle.adapters.fits(request):
+            return
+        reuse = blocks.find_reuse(request)
+        if lifecycle.deferral.contributor(reuse.first_missing_key) is not None:
+            return
+        entry = self.capacity.entry(request, blocks.is_protected(request), blocks.reservations)
+        growth = sum(running.num_computed_tokens + 1 > running.num_allocated_tokens for running in lifecycle.running)
+        needed = blocks.num_new_blocks(request, entry.num_tokens, reuse) + growth + entry.num_withheld_blocks
+        shortage = needed - blocks.num_free_blocks - blocks.num_returning_blocks
+        victims = []
+        for running in reversed(lifecycle.running):
+            if shortage <= 0 or running.order_key < request.order_key:
+                break
+            if not blocks.is_protected(running):
+                victims.append(running)
+                shortage -= len(running.block_ids)
+        if shortage <= 0:
+            for victim in victims:
+                lifecycle.pause(victim, WaitCode.KV_CAPACITY, request)
+            lifecycle.sweep()

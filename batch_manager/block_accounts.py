@@ -1,0 +1,191 @@
+"""The scheduler's side of the KV blocks: who has which, what is promised to whom, what is on its way back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from batch_manager.kv import KvCacheManager, Reuse
+from batch_manager.kv.reuse import NO_REUSE
+from batch_manager.plan import BlockCopy
+from batch_manager.policies.capacity import Reservations, tokens_to_completion
+from batch_manager.request import Request
+
+
+class BlockAccounts(Protocol):
+    """What the BatchManager asks of the blocks. Blocks only change hands through it."""
+
+    num_blocks: int
+    tokens_per_block: int
+    reservations: Reservations
+    num_promised_blocks: int
+    """Of those on their way back, the ones requests of this iteration wait for."""
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def num_returning_blocks(self) -> int:
+        """At most so many become free when the steps in flight end."""
+        ...
+
+    def is_protected(self, request: Request) -> bool:
+        """Whether its blocks to completion are reserved because it must not be paused again."""
+        ...
+
+    def find_reuse(self, request: Request) -> Reuse: ...
+
+    def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int: ...
+
+    def start(self, request: Request, reuse: Reuse, now: float) -> list[BlockCopy] | None:
+        """Blocks for the context of a request that is admitted, and the reservation for the rest. None: short."""
+        ...
+
+    def shortage(self, request: Request, num_tokens: int) -> int:
+        """Blocks that are missing before `cover` can succeed; 0 or less: none."""
+        ...
+
+    def cover(self, request: Request, num_tokens: int, now: float) -> bool:
+        """Let the block table cover `num_tokens` positions; False: short, nothing has changed."""
+        ...
+
+    def store(self, request: Request, num_tokens: int) -> None:
+        """Make full blocks below `num_tokens` findable."""
+        ...
+
+    def release(self, request: Request, now: float) -> None:
+        """Take everything back."""
+        ...
+
+    def begin_step(self, iteration: int) -> None: ...
+
+    def end_step(self, iteration: int) -> None: ...
+
+
+class PagedBlocks:
+    """Blocks of a `KvCacheManager`."""
+
+    def __init__(self, kv: KvCacheManager, max_pauses: int) -> None:
+        self.kv = kv
+        self.num_blocks = kv.num_blocks
+        self.tokens_per_block = kv.tokens_per_block
+        self.reservations = Reservations()
+        self.num_promised_blocks = 0
+        self._max_pauses = max_pauses
+        self._returning: dict[int, int] = {}
+        """Blocks given back while a step was in flight, by the latest one then."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.kv.num_free_blocks
+
+    @property
+    def num_returning_blocks(self) -> int:
+        return sum(self._returning.values())
+
+    def is_protected(self, request: Request) -> bool:
+        return request.num_pauses >= self._max_pauses
+
+    def find_reuse(self, request: Request) -> Reuse:
+        return self.kv.find_reuse(request)
+
+    def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int:
+        return self.kv.num_new_blocks(request, num_tokens, reuse)
+
+    def start(self, request: Request, reuse: Reuse, now: float) -> list[BlockCopy] | None:
+        copies = self.kv.allocate(request, len(request.token_ids), reuse)
+        if copies is None:
+            return None
+        size = self.tokens_per_block
+        request.num_allocated_tokens = len(request.block_ids) * size
+        request.next_store = (request.num_computed_tokens // size + 1) * size
+        request.num_reserved_blocks = -(-tokens_to_completion(request) // size) - len(request.block_ids)
+        self.reservations.add(request.num_reserved_blocks, self.is_protected(request))
+        request.receipt.start(now, request.num_reused_tokens)
+        return copies
+
+    def shortage(self, request: Request, num_tokens: int) -> int:
+        withheld = 0 if self.is_protected(request) else self.reservations.protected
+        return self.kv.num_new_blocks(request, num_tokens) - (self.kv.num_free_blocks - withheld)
+
+    def cover(self, request: Request, num_tokens: int, now: float) -> bool:
+        if self.shortage(request, num_tokens) > 0:
+            return False
+        num_before = len(request.block_ids)
+        if self.kv.allocate(request, num_tokens) is None:
+            return False
+        num_after = len(request.block_ids)
+        request.receipt.hold(now, num_before)
+        request.num_allocated_tokens = num_after * self.tokens_per_block
+        request.num_reserved_blocks -= num_after - num_before
+        self.reservations.add(num_before - num_after, self.is_protected(request))
+        return True
+
+    def store(self, request: Request, num_tokens: int) -> None:
+        size = self.tokens_per_block
+        request.next_store = (num_tokens // size + 1) * size
+        self.kv.store(request, num_tokens)
+
+    def release(self, request: Request, now: float) -> None:
+        num_blocks = len(request.block_ids)
+        request.receipt.stop(now, num_blocks, request.num_reused_tokens, request.num_computed_tokens)
+        self.reservations.add(-request.num_reserved_blocks, self.is_protected(request))
+        if self._returning:
+            self._returning[max(self._returning)] += num_blocks
+        self.kv.release(request)
+        request.num_reserved_blocks = 0
+        request.num_allocated_tokens = 0
+
+    def begin_step(self, iteration: int) -> None:
+        self._returning[iteration] = 0
+        self.kv.begin_step(iteration)
+
+    def end_step(self, iteration: int) -> None:
+        del self._returning[iteration]
+        self.kv.end_step(iteration)
+
+
+class NoBlocks:
+    """For engines without a KV cache: nothing is ever short."""
+
+    num_blocks = 0
+    tokens_per_block = 1
+    num_free_blocks = 0
+    num_returning_blocks = 0
+
+    def __init__(self) -> None:
+        self.reservations = Reservations()
+        self.num_promised_blocks = 0
+
+    def is_protected(self, request: Request) -> bool:  # noqa: ARG002
+        return False
+
+    def find_reuse(self, request: Request) -> Reuse:  # noqa: ARG002
+        return NO_REUSE
+
+    def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int:  # noqa: ARG002
+        return 0
+
+    def start(self, request: Request, reuse: Reuse, now: float) -> list[BlockCopy] | None:  # noqa: ARG002
+        request.num_computed_tokens = request.num_reused_tokens = 0
+        request.num_allocated_tokens = request.max_num_tokens
+        request.next_store = request.max_num_tokens
+        request.receipt.start(now, 0)
+        return []
+
+    def shortage(self, request: Request, num_tokens: int) -> int:  # noqa: ARG002
+        return 0
+
+    def cover(self, request: Request, num_tokens: int, now: float) -> bool:  # noqa: ARG002
+        return True
+
+    def store(self, request: Request, num_tokens: int) -> None:
+        """There is nothing to store."""
+
+    def release(self, request: Request, now: float) -> None:
+        request.receipt.stop(now, 0, 0, request.num_computed_tokens)
+
+    def begin_step(self, iteration: int) -> None:
+        """No fences."""
+
+    def end_step(self, iteration: int) -> None:
+        """No fences."""

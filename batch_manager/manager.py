@@ -1,0 +1,213 @@
+"""The BatchManager: decides, iteration by iteration, which requests run and with how many tokens.
+
+```
+ add_request ─► waiting ──admit──► running ──► finished
+                  ▲                  │
+                  └───── pause ◄─────┘
+ schedule() ─► IterationPlan ─► (engine) ─► update(plan, sampled) ─► [Progress]
+```
+Pure bookkeeping: no thread, no engine, no I/O. Calls must not overlap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from batch_manager.admission import Admission
+from batch_manager.block_accounts import BlockAccounts, NoBlocks, PagedBlocks
+from batch_manager.commit import commit
+from batch_manager.config import BatchManagerConfig, CapacitySchedulerPolicy
+from batch_manager.errors import InvalidConfigError, StepOrderError
+from batch_manager.intake import check_request
+from batch_manager.kv import KvCacheManager
+from batch_manager.lifecycle import Lifecycle
+from batch_manager.micro_batch import Growth, MicroBatch
+from batch_manager.plan import IterationPlan, Progress
+from batch_manager.policies.capacity import make_capacity
+from batch_manager.policies.chunking import make_chunking
+from batch_manager.request import FinishReason, Request, RequestState
+from batch_manager.speculation import SpeculationStats
+
+
+class BatchManager:
+    """In-flight batching: requests join and leave the batch at every iteration.
+
+    Args:
+        config: limits and policies.
+        kv: the blocks; None only with `MAX_REQUESTS`.
+        clock: seconds, for deadlines, ageing and receipts. Arrival times of requests are on the same clock.
+    """
+
+    def __init__(
+        self,
+        config: BatchManagerConfig,
+        kv: KvCacheManager | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if (kv is None) != (config.capacity_scheduler_policy is CapacitySchedulerPolicy.MAX_REQUESTS):
+            raise InvalidConfigError(
+                f"capacity_scheduler_policy is {config.capacity_scheduler_policy.name} "
+                f"{'without' if kv is None else 'with'} a KV cache; MAX_REQUESTS goes without one, the others with one"
+            )
+        blocks: BlockAccounts = NoBlocks() if kv is None else PagedBlocks(kv, config.max_pauses_per_request)
+        self.config = config
+        self.speculation = SpeculationStats()
+        self._clock = clock
+        self._life = Lifecycle(config, blocks)
+        self._growth = Growth(self._life.require, self._life.try_cover)
+        self._chunking = make_chunking(config.context_chunking_policy, config.enable_chunked_context)
+        self._admission = Admission(
+            config, self._life, make_capacity(config.capacity_scheduler_policy, self._life.governor)
+        )
+        self._in_flight: deque[IterationPlan] = deque()
+
+    # Requests
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in.
+
+        Raises:
+            RequestRefused: it cannot be taken in, for the reason and with the numbers given; nothing has changed.
+        """
+        check_request(request, self.config, self._life)
+        self._life.arrive(request, None)
+
+    def cancel_request(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
+        """End a live request at once, in any state; False: there is no live request of this id.
+
+        What a step in flight samples for it is dropped, and its blocks are handed out only after that step.
+        """
+        request = self._life.requests.get(request_id)
+        if request is None:
+            return False
+        self._life.now = self._clock()
+        self._life.finish(request, reason)
+        self._life.sweep()
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a live request."""
+        return bool(self._life.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Live requests that hold no blocks, paused ones included."""
+        return self._life.waiting.num_requests
+
+    @property
+    def num_running(self) -> int:
+        return len(self._life.running)
+
+    # Iterations
+
+    def schedule(self) -> IterationPlan:
+        """Plan the next iteration.
+
+        An empty plan means that nothing can run now; it is not executed, and its number is used again.
+
+        Raises:
+            StepOrderError: as many plans are in flight as `max_steps_in_flight` allows.
+        """
+        if len(self._in_flight) >= self.config.max_steps_in_flight:
+            raise StepOrderError(
+                f"{len(self._in_flight)} iterations are in flight (max_steps_in_flight); update or abandon iteration "
+                f"{self._in_flight[0].iteration} first"
+            )
+        life, config = self._life, self.config
+        life.begin_iteration(self._clock())
+        timed_out = self._expire()
+        num_running_before = len(life.running)
+        self._admission.make_room()
+        is_contended = len(life.requests) > 1
+        batch = MicroBatch(config, self._chunking, is_contended, self._growth)
+        contexts: list[Request] = []
+        batch.add_running(islice(life.running, config.max_batch_size), contexts)
+        if life.paused:
+            life.sweep()
+        for request in contexts:
+            if request.state is RequestState.RUNNING:
+                batch.add_context(request)
+        copies = self._admission.admit(batch, num_running_before)
+        scheduled = batch.settle()
+        plan = IterationPlan(
+            life.iteration,
+            scheduled,
+            config.max_num_tokens - batch.rows_left,
+            copies,
+            life.paused,
+            timed_out,
+        )
+        if scheduled:
+            life.blocks.begin_step(life.iteration)
+            life.iteration += 1
+            self._in_flight.append(plan)
+        return plan
+
+    def _expire(self) -> list[Request]:
+        life = self._life
+        timed_out = []
+        while (request := life.timers.pop_expired(life.now)) is not None:
+            life.finish(request, FinishReason.TIMED_OUT)
+            timed_out.append(request)
+        if timed_out:
+            life.sweep()
+        return timed_out
+
+    def update(self, plan: IterationPlan, sampled: Sequence[Sequence[int]]) -> list[Progress]:
+        """Take over what an iteration computed.
+
+        Args:
+            plan: the oldest one in flight, or an empty one.
+            sampled: for each entry of `plan.scheduled`, the token ids sampled: none where `samples` is False, one
+                without drafts, and with drafts those accepted and one more.
+
+        Returns:
+            One `Progress` for each live request that got tokens, in the order of the plan.
+
+        Raises:
+            StepOrderError: the plan is not the oldest in flight; nothing has changed.
+            InvalidSampledTokensError: `sampled` does not fit the plan; nothing has changed.
+        """
+        if plan.is_empty:
+            return []
+        self._check_oldest(plan)
+        self._life.now = self._clock()
+        progress = commit(plan, sampled, self._life, self.speculation)
+        self._in_flight.popleft()
+        return progress
+
+    def abandon(self, plan: IterationPlan) -> list[Request]:
+        """An iteration failed: its live requests end, without a finish reason, and give their blocks back.
+
+        What it wrote is not trusted, so nothing of it becomes findable. All other requests live on.
+
+        Returns:
+            The requests that ended.
+
+        Raises:
+            StepOrderError: the plan is not the oldest in flight; nothing has changed.
+        """
+        if plan.is_empty:
+            return []
+        self._check_oldest(plan)
+        life = self._life
+        life.now = self._clock()
+        ended = [entry.request for entry in plan.scheduled if not entry.request.is_finished]
+        for request in ended:
+            life.finish(request, FinishReason.NOT_FINISHED)
+        life.sweep()
+        self._in_flight.popleft()
+        life.blocks.end_step(plan.iteration)
+        return ended
+
+    def _check_oldest(self, plan: IterationPlan) -> None:
+        if not self._in_flight:
+            raise StepOrderError(f"iteration {plan.iteration} is not in flight: nothing is")
+        if self._in_flight[0] is not plan:
+            raise StepOrderError(
+                f"iteration {plan.iteration} is not the oldest in flight, which is {self._in_flight[0].iteration}"
+            )

@@ -1,0 +1,186 @@
+"""Puts one iteration together: which running requests advance, and by how much, within the row budget.
+
+```
+ rows of the iteration (max_num_tokens)
+ | generation requests, in order: 1 (+ drafts) each | contexts: what is left, shared by the chunking policy |
+```
+Generation requests take their rows first, so that a long prompt cannot stall them; contexts, running ones before newly
+admitted ones, share the rest. In the plan the contexts come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from batch_manager.config import BatchManagerConfig
+from batch_manager.plan import Phase, ScheduledRequest
+from batch_manager.policies.chunking import ChunkingPolicy, ChunkRules, ContextDemand
+from batch_manager.request import Request
+
+GENERATION = Phase.GENERATION
+CONTEXT = Phase.CONTEXT
+new_tuple = tuple.__new__
+"""Builds a NamedTuple without the call of its `__new__`, which is half of what a scheduled request costs."""
+
+
+class Growth(NamedTuple):
+    """How running requests get blocks."""
+
+    require: Callable[[Request, int], bool]
+    """Cover so many positions, pausing others if need be; False: the request itself was paused."""
+    try_cover: Callable[[Request, int], None]
+    """Cover so many positions if blocks are free."""
+
+
+class MicroBatch:
+    """One iteration being put together."""
+
+    def __init__(
+        self, config: BatchManagerConfig, chunking: ChunkingPolicy, is_contended: bool, growth: Growth
+    ) -> None:
+        """`is_contended`: there is more than one request, so that the long-prompt cap counts."""
+        self.rows_left = config.max_num_tokens
+        """Rows neither scheduled nor claimed by a context."""
+        self.stalled: list[Request] = []
+        """Running requests for which there were no rows."""
+        self.beam_skipped: list[Request] = []
+        """Generating requests of another beam width than the first."""
+        self._generation: list[ScheduledRequest] = []
+        self._contexts: list[Request] = []
+        self._demands: list[ContextDemand] = []
+        self._context_rows = 0
+        self._min_rows = config.min_rows_per_sequence
+        self._rules = ChunkRules(config.chunk_unit_size, config.min_rows_per_sequence)
+        self._chunking = chunking
+        self._growth = growth
+        self._cap: int | None = None
+        if config.long_prompt_cap is not None and is_contended:
+            self._cap = config.long_prompt_cap - config.long_prompt_cap % config.chunk_unit_size
+
+    def add_running(self, requests: Iterable[Request], contexts: list[Request]) -> None:
+        """Schedule the generating ones among `requests`, collect the others in `contexts`.
+
+        This loop runs once for each running sequence and iteration, and is written to be fast.
+        """
+        rows_left = self.rows_left
+        min_rows = self._min_rows
+        scheduled = self._generation.append
+        beam_width = 0
+        for request in requests:
+            start = request.num_computed_tokens
+            if start < request.context_end:
+                contexts.append(request)
+                continue
+            num_tokens = len(request.token_ids) + request.num_placeholder_tokens
+            if num_tokens >= request.max_num_tokens:
+                continue  # its last token is being sampled
+            if request.beam_width != beam_width:
+                if beam_width:
+                    self.beam_skipped.append(request)
+                    continue
+                beam_width = request.beam_width
+            num_drafts = 0
+            cost = beam_width
+            if request.draft_token_ids or request.num_drafts_in_flight:
+                if request.num_drafts_in_flight:
+                    continue  # how many of them are accepted decides where it goes on
+                num_drafts = self._fit_drafts(request, num_tokens, rows_left - beam_width)
+                cost += num_drafts
+            if cost < min_rows:
+                cost = min_rows
+            if cost > rows_left:
+                self.stalled.append(request)
+                continue
+            end = start + 1 + num_drafts
+            if end > request.num_allocated_tokens and not self._growth.require(request, end):
+                continue
+            rows_left -= cost
+            if num_drafts:
+                request.num_drafts_in_flight = num_drafts
+            request.num_computed_tokens = end
+            request.num_placeholder_tokens += 1
+            scheduled(
+                new_tuple(
+                    ScheduledRequest,
+                    (
+                        request,
+                        start,
+                        end - start,
+                        cost - num_drafts - beam_width,
+                        num_drafts,
+                        num_tokens + num_drafts,
+                        request.num_reused_tokens,
+                        True,
+                        GENERATION,
+                    ),
+                )
+            )
+        self.rows_left = rows_left
+
+    def _fit_drafts(self, request: Request, num_tokens: int, rows: int) -> int:
+        """Cut the drafts to what tokens, rows and blocks allow; returns how many are left."""
+        drafts = request.draft_token_ids
+        if request.num_placeholder_tokens:
+            drafts.clear()  # they follow a token that is no longer the last one
+            return 0
+        num_drafts = max(0, min(len(drafts), rows, request.max_num_tokens - num_tokens - 1))
+        if num_tokens + num_drafts > request.num_allocated_tokens:
+            self._growth.try_cover(request, num_tokens + num_drafts)
+            num_drafts = max(0, min(num_drafts, request.num_allocated_tokens - num_tokens))
+        del drafts[num_drafts:]
+        return num_drafts
+
+    def can_claim(self, num_remaining_tokens: int) -> bool:
+        """Whether a context with so many tokens to compute can be sure of a chunk in this iteration."""
+        return self._chunking.claim(self._demand(num_remaining_tokens), self.rows_left, self._rules) > 0
+
+    def add_context(self, request: Request) -> bool:
+        """Give an admitted context its place; False: there are no rows for it."""
+        demand = self._demand(request.context_end - request.num_computed_tokens)
+        rows = self._chunking.claim(demand, self.rows_left, self._rules)
+        if not rows:
+            self.stalled.append(request)
+            return False
+        self.rows_left -= rows
+        self._context_rows += rows
+        self._contexts.append(request)
+        self._demands.append(demand)
+        return True
+
+    def _demand(self, remaining: int) -> ContextDemand:
+        return ContextDemand(remaining, remaining if self._cap is None else min(remaining, self._cap))
+
+    def settle(self) -> list[ScheduledRequest]:
+        """Share the rows between contexts, and return all that is scheduled: contexts, then generation."""
+        if not self._contexts:
+            return self._generation
+        sizes = self._chunking.share(self._demands, self._context_rows + self.rows_left, self._rules)
+        self.rows_left += self._context_rows - sum(map(self._rules.cost, sizes))
+        contexts = [self._schedule_context(*pair) for pair in zip(self._contexts, sizes, strict=True)]
+        return contexts + self._generation
+
+    def _schedule_context(self, request: Request, size: int) -> ScheduledRequest:
+        start = request.num_computed_tokens
+        padding = self._rules.cost(size) - size
+        is_last = start + size == request.context_end
+        num_drafts = 0
+        if is_last and request.draft_token_ids:
+            num_drafts = self._fit_drafts(request, request.context_end, self.rows_left + padding)
+            request.num_drafts_in_flight = num_drafts
+            self.rows_left -= max(0, num_drafts - padding)
+            padding = max(0, padding - num_drafts)
+        request.num_computed_tokens = start + size + num_drafts
+        if is_last:
+            request.num_placeholder_tokens += 1
+        return ScheduledRequest(
+            request,
+            start,
+            size + num_drafts,
+            min(start, padding),
+            num_drafts,
+            request.num_tokens_with_spec,
+            request.num_reused_tokens,
+            is_last,
+            CONTEXT,
+        )

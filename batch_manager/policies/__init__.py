@@ -1,0 +1,1 @@
+"""The decisions, one a file: capacity, chunking, queues, prefix deferral, adapter pages, pause governor."""
