@@ -22,6 +22,7 @@ from tests.executor.tiny_engine import (
     transformers_model,
     write_tiny_network,
 )
+from tests.parity.greedy import greedy
 
 CONFIGS = {
     "grouped-query heads, tied": tiny_config(),
@@ -100,6 +101,15 @@ def test_chunks_batches_blocks_and_replays_do_not_change_a_bit(
             end_row = begin_row + piece.end - piece.begin
             np.testing.assert_array_equal(logits[begin_row:end_row], whole[owner][piece.begin : piece.end])
             begin_row = end_row
+
+
+def test_the_extra_rows_of_deterministic_mode_do_not_change_a_token(model_path: Path) -> None:
+    """Replayed rows of every decode step, and the padding row of a prompt of one token."""
+    prompts = [[17], [5, 6], SEQUENCES[0], [18]]
+    one, two = (
+        greedy(reference_engine(model_path, tiny_config()), prompts, 20, min_rows_per_sequence=rows) for rows in (1, 2)
+    )
+    assert one == two
 
 
 def test_only_sampled_rows_come_back_in_the_order_they_were_asked_for(

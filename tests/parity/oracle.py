@@ -44,8 +44,8 @@ class Oracle:
         an argmax loop of the oracle would leave `generated`, too.
         """
         with torch.inference_mode():
-            logits = self._model(torch.tensor([[*prompt, *generated[:-1]]])).logits[0, len(prompt) - 1 :]
-        best = logits.topk(2)
+            token_ids = torch.tensor([[*prompt, *generated[:-1]]])
+            best = self._model(token_ids, logits_to_keep=len(generated)).logits[0].topk(2)
         for index, token_id in enumerate(generated):
             oracle_token_id = int(best.indices[index, 0])
             if token_id != oracle_token_id:
@@ -60,7 +60,7 @@ class Oracle:
         pending = list(prompt)
         with torch.inference_mode():
             while len(tokens) < num_tokens:
-                logits = self._model(torch.tensor([pending]), past_key_values=cache).logits[0, -1]
+                logits = self._model(torch.tensor([pending]), cache=cache).logits[0, -1]
                 pending = [int(logits.argmax())]
                 tokens += pending
         return tokens
