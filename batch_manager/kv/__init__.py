@@ -7,25 +7,43 @@ from batch_manager.kv.errors import (
     InvalidKvCacheConfigError,
     KvCacheError,
     KvInvariantError,
+    PinError,
     StaleReuseError,
     StepOrderError,
 )
+from batch_manager.kv.events import CacheTier, KvCacheEvent, KvCacheMirror
 from batch_manager.kv.eviction import EvictionStrategy
+from batch_manager.kv.ledger import BlockCounts, Leak, Ledger, LedgerEntry, OwnerKind
 from batch_manager.kv.manager import KvCacheManager
+from batch_manager.kv.pins import Pin
 from batch_manager.kv.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from batch_manager.kv.reuse import PartialReuse, Reuse
+from batch_manager.kv.stats import KvCacheStats
+from batch_manager.kv.transfers import BlockTransfer
 
 __all__ = [
     "NO_BLOCK",
+    "BlockCounts",
     "BlockOwnershipError",
+    "BlockTransfer",
+    "CacheTier",
     "EvictionStrategy",
     "InvalidKvCacheConfigError",
     "KvCacheConfig",
     "KvCacheError",
+    "KvCacheEvent",
     "KvCacheManager",
+    "KvCacheMirror",
     "KvCacheRetentionConfig",
+    "KvCacheStats",
     "KvInvariantError",
+    "Leak",
+    "Ledger",
+    "LedgerEntry",
+    "OwnerKind",
     "PartialReuse",
+    "Pin",
+    "PinError",
     "Reuse",
     "StaleReuseError",
     "StepOrderError",

@@ -12,15 +12,19 @@ class InvalidKvCacheConfigError(KvCacheError, ValueError):
 
 
 class BlockOwnershipError(KvCacheError):
-    """A call on behalf of a request that does not fit what the manager knows of this request."""
+    """A call that does not fit what the manager knows of the request, lease, pin or transfer it is about."""
 
 
 class StaleReuseError(KvCacheError):
-    """A `Reuse` names blocks that were evicted after `find_reuse`; look again and allocate at once."""
+    """Blocks that `find_reuse` named are not there any more; look again and allocate at once."""
 
 
 class StepOrderError(KvCacheError):
     """`begin_step` or `end_step` with an iteration that does not fit the steps in flight."""
+
+
+class PinError(KvCacheError):
+    """A prefix cannot be pinned: it is not cached, or the quota is used up. Says which, with the numbers."""
 
 
 class KvInvariantError(KvCacheError):

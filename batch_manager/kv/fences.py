@@ -27,14 +27,14 @@ class StepFences:
         self.latest = -1
         """The last iteration that began."""
         self.in_flight: set[int] = set()
-        self._behind: dict[int, Released] = {}
+        self.behind: dict[int, Released] = {}
 
     def begin(self, iteration: int) -> None:
         if iteration <= self.latest:
             raise StepOrderError(f"step {iteration} begins after step {self.latest}; iterations must increase")
         self.latest = iteration
         self.in_flight.add(iteration)
-        self._behind[iteration] = Released([], [])
+        self.behind[iteration] = Released([], [])
 
     def end(self, iteration: int) -> dict[int, Released]:
         """Returns what no step in flight can touch any more, by the iteration it waited for."""
@@ -45,10 +45,10 @@ class StepFences:
             )
         self.in_flight.remove(iteration)
         oldest = min(self.in_flight, default=self.latest + 1)
-        opened = [behind for behind in self._behind if behind < oldest]
-        return {behind: self._behind.pop(behind) for behind in opened}
+        opened = [behind for behind in self.behind if behind < oldest]
+        return {behind: self.behind.pop(behind) for behind in opened}
 
     @property
     def newest_bucket(self) -> Released:
         """Where a release goes while steps are in flight."""
-        return self._behind[self.latest]
+        return self.behind[self.latest]

@@ -1,302 +1,172 @@
-"""The KV block manager: who holds which block, what is found again, what is evicted.
+"""The KV block manager: who holds which block, what is found again, what goes when space is short.
 
-Bookkeeping only; the blocks' bytes are the executor's.
+Bookkeeping only: the blocks' bytes are the executor's, which carries out the copies and transfers ordered here.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from batch_manager.kv.block import NO_BLOCK, BlockKey, CachedBlock
+from batch_manager.kv.audit import check_invariants
+from batch_manager.kv.block import NO_BLOCK
 from batch_manager.kv.config import KvCacheConfig
-from batch_manager.kv.errors import BlockOwnershipError, StaleReuseError
-from batch_manager.kv.pool import BlockPool
-from batch_manager.kv.radix_tree import RadixTree, namespace_of
-from batch_manager.kv.retention import KvCacheRetentionConfig
-from batch_manager.kv.reuse import NO_REUSE, PartialReuse, Reuse
-from batch_manager.plan import BlockCopy
+from batch_manager.kv.errors import BlockOwnershipError
+from batch_manager.kv.events import KvCacheEvent
+from batch_manager.kv.holding import Holding
+from batch_manager.kv.ledger import Leak, Ledger
+from batch_manager.kv.pins import Pin
+from batch_manager.kv.stats import KvCacheStats
+from batch_manager.kv.tables import BlockTables
+from batch_manager.kv.transfers import BlockTransfer
 from batch_manager.request import Request
 
-NEVER = 1 << 62
-"""More tokens than any request has."""
 
+class KvCacheManager(BlockTables):
+    """Block tables, the reuse tree, eviction, tiers, pins, and an account of every block of one pool.
 
-class Holding:
-    """What one request holds.
+    Not thread-safe: one thread, the scheduler's, makes all calls. A block table grows at its end only, except that
+    entries outside the attention window become `NO_BLOCK`.
 
-    `held` are nodes of the tree: with full attention only the deepest one (it holds all before it), with an attention
-    window one for each stored block inside the window.
+    Args:
+        config: sizes and policies.
+        clock: seconds; only differences count. For retention durations and pins.
     """
 
-    __slots__ = ("held", "next_boundary", "num_retired", "num_stored", "request", "root", "tip")
-
-    def __init__(self, request: Request, root: CachedBlock) -> None:
-        self.request = request
-        self.root = root
-        self.tip = root
-        """Node of the last stored block."""
-        self.held: deque[CachedBlock] = deque()
-        self.num_stored = 0
-        """Leading blocks of the table whose content is in the tree."""
-        self.num_retired = 0
-        """Leading blocks of the table that fell out of the attention window."""
-        self.next_boundary = NEVER
-        """`store` has nothing to do below so many tokens."""
-
-
-class KvCacheManager:
     def __init__(self, config: KvCacheConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config = config
-        self.tokens_per_block = config.tokens_per_block
-        self.num_blocks = config.num_blocks
-        self._clock = clock
-        self._window = config.attention_window
-        self._tree = RadixTree()
-        self._pool = BlockPool(config.num_blocks, config.eviction_strategy, self._window is None, self._on_evicted)
-        self._holdings: dict[int, Holding] = {}
-        self._copy_sources: list[CachedBlock] = []
-        self._copies_in_flight: dict[int, list[CachedBlock]] = {}
+        super().__init__(config, clock)
+        self.quarantine: list[Holding] = []
+        """Of requests that ended without giving their blocks back."""
+        self.lost_blocks: set[int] = set()
+        """Blocks nobody holds that are not free either."""
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that `allocate` can hand out now: free, or cached and held by nobody."""
-        return self._pool.num_available
+    # Tiers
 
-    # Reuse
+    def is_loading(self, request: Request) -> bool:
+        """Whether blocks found in a lower tier are still on their way; the request cannot run before."""
+        return self.cache.transfers is not None and self.cache.transfers.is_loading(request.request_id)
 
-    def find_reuse(self, request: Request) -> Reuse:
-        """What of the request's tokens is cached. Changes nothing."""
-        if not self.config.enable_block_reuse:
-            return NO_REUSE
-        tokens, size = request.token_ids, self.tokens_per_block
-        limit = len(tokens) - 1
-        namespace = namespace_of(request)
-        root = self._tree.roots.get(namespace)
-        path: list[CachedBlock] = []
-        block_ids: list[int] = []
-        start = 0
-        if root is None:
-            missing = tuple(tokens[:size])
-            return Reuse(0, [], None, (namespace, missing) if len(missing) == size else None, [], 0)
-        node = root
-        while start + size <= limit:
-            child = node.children.get(tuple(tokens[start : start + size]))
-            if child is None or child.block_id == NO_BLOCK:
-                break
-            path.append(child)
-            block_ids.append(child.block_id)
-            node = child
-            start += size
-        rest = tuple(tokens[start : start + size])
-        first_missing_key = None
-        if len(rest) == size and rest not in node.children:
-            first_missing_key = (node if path else namespace, rest)
-        partial = None
-        if self.config.enable_partial_reuse and node.children:
-            partial = self._find_partial(node, rest[: limit - start])
-        num_tokens = start + (partial.num_tokens if partial else 0)
-        return Reuse(num_tokens, block_ids, partial, first_missing_key, path, self._pool.num_vacated)
+    def take_transfers(self) -> list[BlockTransfer]:
+        """Copies between tiers to carry out, each to be acknowledged. Call after `begin_step`, once a step.
 
-    def _find_partial(self, node: CachedBlock, tokens: BlockKey) -> PartialReuse | None:
-        best = self._tree.best_partial_child(node, tokens)
-        if best is None:
-            return None
-        source, num_tokens = best
-        if not (self.config.copy_on_partial_reuse or self._can_take_over(source)):
-            return None
-        return PartialReuse(source.block_id, num_tokens, source)
-
-    def _can_take_over(self, node: CachedBlock) -> bool:
-        """Whether a partly matching block may be overwritten behind the match instead of being copied."""
-        return self._pool.is_evictable(node) and not node.children
-
-    def is_current(self, reuse: Reuse) -> bool:
-        """Whether the blocks `reuse` names still hold what was found."""
-        if reuse.num_vacated == self._pool.num_vacated:
-            return True
-        found = all(node.block_id == block_id for node, block_id in zip(reuse.path, reuse.block_ids, strict=True))
-        return found and (reuse.partial is None or reuse.partial.node.block_id == reuse.partial.source)
-
-    # Allocation
-
-    def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None = None) -> int:
-        """How much `num_free_blocks` falls when `allocate` is called with the same arguments.
-
-        Counts blocks found in the cache that nobody holds now: they can be evicted before, not after.
+        They need not wait for the step, nor the step for them: no step reads or writes what they write.
         """
-        missing = -(-num_tokens // self.tokens_per_block) - len(request.block_ids)
-        if reuse is None:
-            return max(missing, 0)
-        missing -= len(reuse.block_ids)
-        for node in reversed(reuse.path):
-            if not self._pool.is_evictable(node):
-                break
-            missing += 1
-        if reuse.partial:
-            source = reuse.partial.node
-            if self._pool.is_evictable(source) and not self._can_take_over(source):
-                missing += 1
-        return missing
+        return [] if self.cache.transfers is None else self.cache.transfers.take_orders()
 
-    def allocate(self, request: Request, num_tokens: int, reuse: Reuse | None = None) -> list[BlockCopy] | None:
-        """Grow the request's block table so that it covers `num_tokens` positions.
-
-        Args:
-            request: whose `block_ids` grow.
-            num_tokens: positions 0 .. num_tokens - 1 have a block afterwards.
-            reuse: at the first allocation only: blocks found are adopted, and `num_computed_tokens` and
-                `num_reused_tokens` become `reuse.num_tokens`.
+    def acknowledge_transfer(self, transfer_id: int, succeeded: bool) -> list[Request]:
+        """A transfer is over. One that failed, or whose bytes were damaged, makes its block a miss.
 
         Returns:
-            Copies to carry out before the next step computes; or None when blocks are short: nothing has changed.
+            Requests that waited for it in vain: they hold nothing any more, have nothing computed, and must be
+            admitted again.
 
         Raises:
-            StaleReuseError: blocks of `reuse` were evicted since; nothing has changed.
-            BlockOwnershipError: `reuse` for a request that has blocks already; nothing has changed.
+            BlockOwnershipError: no such transfer is in flight.
         """
-        block_ids = request.block_ids
-        if reuse is None:
-            missing = -(-num_tokens // self.tokens_per_block) - len(block_ids)
-            if missing <= 0:
-                return []
-            if missing > self._pool.num_available:
-                return None
-            if not block_ids:
-                self._hold_for(request)
-            block_ids += self._pool.take(missing)
-            return []
-        if block_ids:
-            raise BlockOwnershipError(
-                f"request {request.request_id} has {len(block_ids)} blocks; cached blocks are adopted at its first "
-                "allocation only, so release it first"
-            )
-        if not self.is_current(reuse):
-            raise StaleReuseError(
-                f"blocks found for request {request.request_id} were evicted since; call find_reuse again right "
-                "before allocate"
-            )
-        if self.num_new_blocks(request, num_tokens, reuse) > self._pool.num_available:
-            return None
-        return self._allocate_first(request, num_tokens, reuse)
+        if self.cache.transfers is None:
+            raise BlockOwnershipError(f"transfer {transfer_id} is not in flight; there are no lower tiers")
+        disappointed = []
+        for request_id in self.cache.transfers.acknowledge(transfer_id, succeeded):
+            request = self.holdings[request_id].request
+            self.release(request)
+            request.num_computed_tokens = request.num_reused_tokens = 0
+            disappointed.append(request)
+        return disappointed
 
-    def _allocate_first(self, request: Request, num_tokens: int, reuse: Reuse) -> list[BlockCopy]:
-        holding = self._hold_for(request)
-        num_blocks = -(-num_tokens // self.tokens_per_block)
-        block_ids = request.block_ids
-        block_ids += reuse.block_ids
-        if reuse.path:
-            holding.tip = reuse.path[-1]
-            holding.held.append(holding.tip)
-            holding.num_stored = len(reuse.path)
-            holding.next_boundary += len(reuse.path) * self.tokens_per_block
-            self._pool.hold(holding.tip)
-            for node in reuse.path:
-                node.num_hits += 1
-        copies: list[BlockCopy] = []
-        if reuse.partial is None:
-            block_ids += self._pool.take(num_blocks - len(block_ids))
-        elif self._can_take_over(reuse.partial.node):
-            block_ids.append(self._pool.surrender(reuse.partial.node))
-            self._tree.detach(reuse.partial.node)
-            block_ids += self._pool.take(num_blocks - len(block_ids))
-        else:
-            source, num_copied, node = reuse.partial
-            self._pool.hold(node)
-            self._copy_sources.append(node)
-            node.num_hits += 1
-            block_ids += self._pool.take(num_blocks - len(block_ids))
-            copies.append(BlockCopy(source, block_ids[len(reuse.block_ids)], num_copied))
-        request.num_computed_tokens = request.num_reused_tokens = reuse.num_tokens
-        return copies
+    # Leases and pins
 
-    def _hold_for(self, request: Request) -> Holding:
-        if request.request_id in self._holdings:
-            raise BlockOwnershipError(
-                f"request id {request.request_id} holds blocks already; ids are unique among live requests"
-            )
-        root = self._tree.root(namespace_of(request))
-        self._pool.hold(root)
-        holding = self._holdings[request.request_id] = Holding(request, root)
-        if self.config.enable_block_reuse:
-            holding.next_boundary = self.tokens_per_block
-        return holding
+    def lease(self, request: Request, owner: str) -> int:
+        """Keep all blocks of the request as they are until `end_lease`, whatever becomes of the request.
 
-    # Storing and releasing
-
-    def store(self, request: Request, num_tokens: int) -> None:
-        """Make the full blocks below `num_tokens` findable.
-
-        `num_tokens` counts committed tokens whose K and V are in the pool or written by a step already begun, never
-        drafts that may be rejected. Nearly free unless a block filled up.
+        For those who read or write them beside the steps, such as a transfer to another instance. `owner` names them in
+        the ledger. Returns the lease's id.
         """
-        holding = self._holdings.get(request.request_id)
-        if holding is not None and num_tokens >= holding.next_boundary:
-            self._store_full_blocks(holding, num_tokens)
+        holding = self.holding_of(request)
+        private = [b for b in request.block_ids if b != NO_BLOCK and self.pool.cached[b] is None]
+        return self.leases.take(owner, self.next_iteration, "lease", holding.held, private).lease_id
 
-    def _store_full_blocks(self, holding: Holding, num_tokens: int) -> None:
-        request, size, pool = holding.request, self.tokens_per_block, self._pool
-        tokens = request.token_ids
-        retention = request.retention
-        assert retention is None or isinstance(retention, KvCacheRetentionConfig)
-        node = holding.tip
-        num_full = num_tokens // size
-        for index in range(holding.num_stored, num_full):
-            if not node.is_attached:
-                holding.next_boundary = NEVER
-                return
-            start = index * size
-            key = tuple(tokens[start : start + size])
-            child = node.children.get(key)
-            if child is None:
-                child = self._tree.insert(node, key, pool.next_tick())
-                pool.adopt(child, request.block_ids[index])
-                if retention is not None:
-                    child.priority, child.duration = retention.for_block(start, start + size, request.num_prompt_tokens)
-            else:
-                pool.hold(child)
-            if holding.held:
-                pool.unhold(holding.held.pop())
-            holding.held.append(child)
-            holding.tip = node = child
-            holding.num_stored = index + 1
-        holding.next_boundary = (num_full + 1) * size
+    def end_lease(self, lease_id: int) -> None:
+        """Raises `BlockOwnershipError` when the lease has ended already or never was."""
+        self.leases.end(lease_id)
 
-    def release(self, request: Request) -> None:
-        """Take all blocks back, last first; cached ones stay findable until evicted. No blocks: nothing happens."""
-        holding = self._holdings.pop(request.request_id, None)
-        if holding is None:
-            return
-        for block_id in reversed(request.block_ids):
-            if self._pool.cached[block_id] is None:
-                self._pool.give_back(block_id)
-        for node in reversed(holding.held):
-            self._pool.unhold(node)
-        self._pool.unhold(holding.root)
-        self._tree.drop_root_if_empty(namespace_of(request))
-        request.block_ids = []
+    def pin(self, request: Request, seconds: float | None = None) -> Pin:
+        """Keep what is cached of the request's tokens in the device pool, until `unpin` or for so many seconds.
 
-    def _on_evicted(self, node: CachedBlock) -> None:
-        self._tree.detach(node)
+        Only tokens, adapter, salt and multimodal items of `request` matter; it need not run.
 
-    # Steps
+        Raises:
+            PinError: no full block of it is in the device pool, or the quota (`max_pinned_fraction`) is used up.
+        """
+        return self.pins.pin(self.cache.find_resident(request), self.cache, self.next_iteration, seconds)
 
-    def begin_step(self, iteration: int) -> None:
-        """A step that may read or write any held block starts; blocks released from now on wait for its end."""
-        self._pool.fences.begin(iteration)
-        if self._copy_sources:
-            self._copies_in_flight[iteration] = self._copy_sources
-            self._copy_sources = []
+    def unpin(self, pin_id: int) -> None:
+        """Raises `BlockOwnershipError` when there is no such pin."""
+        self.pins.unpin(pin_id)
 
-    def end_step(self, iteration: int) -> None:
-        """The step is done, or will never run."""
-        self._pool.end_step(iteration)
-        for source in self._copies_in_flight.pop(iteration, ()):
-            self._pool.unhold(source)
+    # Watching
+
+    def take_events(self) -> list[KvCacheEvent]:
+        """Events since the last call. Raises `KvCacheError` when `event_buffer_max_size` is 0."""
+        return self.cache.publisher().take()
+
+    def snapshot_events(self) -> list[KvCacheEvent]:
+        """Events that build the cache as it is now from nothing; `take_events` goes on from there."""
+        return self.cache.publisher().snapshot(self.cache.tree, self.cache.nearest)
+
+    def clear(self) -> None:
+        """Forget everything cached. What requests hold stays theirs, but nobody will find it."""
+        self.cache.clear()
+
+    def stats(self) -> KvCacheStats:
+        return KvCacheStats(
+            self.num_blocks,
+            self.num_free_blocks,
+            self.num_blocks - self.num_free_blocks,
+            self.tokens_per_block,
+            self._num_allocated,
+            self._num_new,
+            self._num_reused,
+            self._num_missed,
+            self.pool.num_evictions,
+        )
+
+    def ledger(self) -> Ledger:
+        """Who holds what: an entry for each block and owner. O(blocks)."""
+        return Ledger.of(self)
+
+    def find_leaks(self, live_request_ids: Iterable[int]) -> list[Leak]:
+        """Blocks held for requests that are not live, or for nobody, and blocks lost altogether.
+
+        They are quarantined: never handed out until `free_quarantined`, since nobody knows who still writes to them.
+        A leak is reported once.
+        """
+        live = set(live_request_ids)
+        ledger = self.ledger()
+        leaks = [
+            leak
+            for request_id, holding in self.holdings.items()
+            if request_id not in live
+            for leak in ledger.leaks_of(holding)
+        ]
+        for request_id in [request_id for request_id in self.holdings if request_id not in live]:
+            self.quarantine.append(self.holdings.pop(request_id))
+        lost = ledger.lost_blocks - self.lost_blocks
+        if lost:
+            leaks.append(Leak("nobody", sorted(lost), None, None))
+            self.lost_blocks |= lost
+        return leaks
+
+    def free_quarantined(self) -> int:
+        """Take quarantined blocks back; the caller knows that nothing touches them. Returns how many owners had any."""
+        count = len(self.quarantine) + bool(self.lost_blocks)
+        for holding in self.quarantine:
+            self._end_holding(holding)
+        for block_id in self.lost_blocks:
+            self.pool.give_back(block_id)
+        self.quarantine.clear()
+        self.lost_blocks.clear()
+        return count
 
     def check_invariants(self) -> None:
-        """Recount everything; raises `KvInvariantError`. O(blocks)."""
-
-    def ledger(self) -> list[str]:
-        return []
+        """Recount everything. O(blocks). Raises `KvInvariantError` that says what does not add up."""
+        check_invariants(self)

@@ -9,9 +9,9 @@
    └──────────── fenced ◄── step in flight                     ▲  │
                                                                └──┘ found again: held
 ```
-A block is held by requests that use it, and, unless the attention window lets earlier blocks go, by every held block
-behind it. So nothing behind an evictable block is held, evictable blocks can all be evicted leaf by leaf, and the
-number of blocks to be had is a sum of two counters.
+A block is held by those who use it and, unless an attention window lets earlier blocks go, by every held block behind
+it. So nothing behind an evictable block is held, all evictable blocks can be evicted leaf by leaf, and the number of
+blocks to be had is the sum of two counters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from batch_manager.kv.block import NO_BLOCK, NOT_FENCED, CachedBlock
 from batch_manager.kv.eviction import EvictionQueue, EvictionStrategy
+from batch_manager.kv.expiry import ExpiryQueue
 from batch_manager.kv.fences import StepFences
 
 
@@ -30,7 +31,9 @@ class BlockPool:
         num_blocks: ids `0 .. num_blocks - 1`.
         strategy: order of eviction within a priority.
         keeps_prefix: a held block holds the blocks before it (full attention).
-        on_evicted: told of each cached block that lost its device block.
+        expiries: told of blocks with a retention duration that become reusable.
+        on_evicted: told of each cached block that lost its device block to somebody else.
+        on_reusable: told of each cached block that nobody holds any more, once no step in flight can touch it.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class BlockPool:
         num_blocks: int,
         strategy: EvictionStrategy,
         keeps_prefix: bool,
+        expiries: ExpiryQueue,
         on_evicted: Callable[[CachedBlock], None],
+        on_reusable: Callable[[CachedBlock], None] | None,
     ) -> None:
         self.num_blocks = num_blocks
         self.fences = StepFences()
@@ -47,12 +52,15 @@ class BlockPool:
         self.free = list(range(num_blocks - 1, -1, -1))
         """A stack: what was given back last is taken first."""
         self.num_evictable = 0
-        self.num_vacated = 0
-        """Times a block lost its cached content: while this stands still, what was found stays there."""
         self.num_fenced = 0
+        self.num_evictions = 0
+        self.num_changes = 0
+        """Times a cached block lost or changed its place: while this stands still, what was found stays there."""
         self.queue = EvictionQueue(num_blocks, strategy)
         self._keeps_prefix = keeps_prefix
+        self._expiries = expiries
         self._on_evicted = on_evicted
+        self._on_reusable = on_reusable
         self._tick = 0
 
     @property
@@ -67,7 +75,7 @@ class BlockPool:
         """`count` blocks for the caller alone; it has checked `num_available`."""
         free = self.free
         if count <= len(free):
-            taken = free[-count:] if count else []
+            taken = free[len(free) - count :]
             del free[len(free) - count :]
             taken.reverse()
             return taken
@@ -114,7 +122,7 @@ class BlockPool:
             node = node.parent
 
     def unhold(self, node: CachedBlock) -> None:
-        """Undo one `hold`; at the last one the block becomes evictable, at once or behind the steps in flight."""
+        """Undo one `hold`; at the last one the block becomes reusable, at once or behind the steps in flight."""
         while True:
             node.num_holds -= 1
             if node.num_holds:
@@ -155,6 +163,11 @@ class BlockPool:
             if self.is_evictable(node):
                 self.free.append(self.surrender(node))
 
+    def rank_again(self, node: CachedBlock) -> None:
+        """The node's retention changed."""
+        if node.block_id != NO_BLOCK and node.block_id in self.queue:
+            self.queue.push(node.block_id, node)
+
     @staticmethod
     def is_evictable(node: CachedBlock) -> bool:
         return not node.num_holds and node.fence == NOT_FENCED and node.block_id != NO_BLOCK
@@ -165,12 +178,17 @@ class BlockPool:
             self.free.append(self._vacate(node))
             return
         self.num_evictable += 1
+        if node.duration is not None:
+            self._expiries.start(node)
         if not (self._keeps_prefix and node.num_resident_children):
             self.queue.push(node.block_id, node)
+        if self._on_reusable is not None:
+            self._on_reusable(node)
 
     def _evict(self) -> int:
         node = self.cached[self.queue.pop()]
         assert node is not None
+        self.num_evictions += 1
         self.num_evictable -= 1
         block_id = self._vacate(node)
         self._on_evicted(node)
@@ -179,7 +197,7 @@ class BlockPool:
     def _vacate(self, node: CachedBlock) -> int:
         parent, block_id = node.parent, node.block_id
         assert parent is not None
-        self.num_vacated += 1
+        self.num_changes += 1
         self.cached[block_id] = None
         node.block_id = NO_BLOCK
         parent.num_resident_children -= 1

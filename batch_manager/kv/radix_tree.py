@@ -14,21 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from batch_manager.kv.block import BlockKey, CachedBlock
-from batch_manager.request import Request
-
-
-class Namespace(NamedTuple):
-    """What must be equal before any token is compared."""
-
-    adapter_id: int | None
-    cache_salt: int | None
-
-
-def namespace_of(request: Request) -> Namespace:
-    return Namespace(request.adapter_id, request.cache_salt)
+from batch_manager.kv.block import CachedBlock
+from batch_manager.kv.keys import BlockKey, Namespace, is_plain, namespace_digest
 
 
 def common_prefix_length(left: BlockKey, right: BlockKey) -> int:
@@ -38,19 +26,33 @@ def common_prefix_length(left: BlockKey, right: BlockKey) -> int:
     return next(i for i in range(length) if left[i] != right[i])
 
 
+class RootBlock(CachedBlock):
+    """The empty prefix of a namespace. Never evicted: no hold counted on it can be the last one."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__((), None, 0, namespace_digest(namespace))
+        self.namespace = namespace
+        self.num_holds = 1
+
+    @property
+    def is_unused(self) -> bool:
+        return not self.children and self.num_holds == 1
+
+
 class RadixTree:
     """Nodes and edges only: knows nothing of pools, holds or time."""
 
     def __init__(self) -> None:
-        self.roots: dict[Namespace, CachedBlock] = {}
+        self.roots: dict[Namespace, RootBlock] = {}
         self.num_nodes = 0
 
-    def root(self, namespace: Namespace) -> CachedBlock:
+    def root(self, namespace: Namespace) -> RootBlock:
         """The namespace's root, made when there is none."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = CachedBlock((), None, 0)
-            root.num_holds = 1  # a root is never evicted: no hold counted on it can be the last one
+            root = self.roots[namespace] = RootBlock(namespace)
         return root
 
     def insert(self, parent: CachedBlock, key: BlockKey, created: int) -> CachedBlock:
@@ -68,24 +70,34 @@ class RadixTree:
         del parent.children[node.key]
         if parent.ordered_keys is not None:
             del parent.ordered_keys[bisect_left(parent.ordered_keys, node.key)]
-        detached = list(self._below(node))
+        detached = [node, *self.behind(node)]
         for gone in detached:
             gone.is_attached = False
         self.num_nodes -= len(detached)
+        if isinstance(parent, RootBlock):
+            self.drop_root_if_unused(parent)
         return detached
 
-    def drop_root_if_empty(self, namespace: Namespace) -> None:
-        """Salts come and go by the thousand: a root without children is not worth its memory."""
-        root = self.roots.get(namespace)
-        if root is not None and not root.children and root.num_holds == 1:
+    def detach_all(self) -> list[CachedBlock]:
+        """Empty the tree; returns what was in it, parents first."""
+        detached = list(self)
+        for gone in (*detached, *self.roots.values()):
+            gone.is_attached = False
+        self.roots.clear()
+        self.num_nodes = 0
+        return detached
+
+    def drop_root_if_unused(self, root: RootBlock) -> None:
+        """Salts come and go by the thousand: a root with nothing behind it is not worth its memory."""
+        if root.is_attached and root.is_unused:
             root.is_attached = False
-            del self.roots[namespace]
+            del self.roots[root.namespace]
 
     def best_partial_child(self, parent: CachedBlock, tokens: BlockKey) -> tuple[CachedBlock, int] | None:
         """The child that shares the longest beginning with `tokens`, and how many tokens that is; None if none does.
 
         In lexicographic order that child is a neighbour of `tokens`, so the cost is logarithmic in the children. Blocks
-        with tags (content that is not text) are never shared in part.
+        with tags are never shared in part: which of their tokens the tag speaks of is not known here.
         """
         keys = parent.ordered_keys
         if keys is None:
@@ -93,21 +105,21 @@ class RadixTree:
                 return None
             keys = parent.ordered_keys = sorted(parent.children)
         position = bisect_left(keys, tokens)
-        best: tuple[CachedBlock, int] | None = None
+        best, best_length = None, 0
         for neighbour in keys[max(position - 1, 0) : position + 1]:
             length = common_prefix_length(neighbour, tokens)
-            if length > (best[1] if best else 0) and type(neighbour[-1]) is int:
-                best = parent.children[neighbour], length
-        return best
+            if length > best_length and is_plain(neighbour):
+                best, best_length = parent.children[neighbour], length
+        return (best, best_length) if best else None
 
     def __iter__(self) -> Iterator[CachedBlock]:
         """All nodes, parents first, roots not among them."""
         for root in self.roots.values():
-            for child in root.children.values():
-                yield from self._below(child)
+            yield from self.behind(root)
 
-    def _below(self, node: CachedBlock) -> Iterator[CachedBlock]:
-        stack = [node]
+    def behind(self, node: CachedBlock) -> Iterator[CachedBlock]:
+        """All nodes behind `node`, parents first, itself not among them."""
+        stack = list(node.children.values())
         while stack:
             current = stack.pop()
             yield current

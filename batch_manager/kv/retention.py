@@ -112,3 +112,12 @@ class KvCacheRetentionConfig:
 
 
 TokenRangeRetentionConfig = KvCacheRetentionConfig.TokenRangeRetentionConfig
+
+
+def checked_retention(request_id: int, retention: object) -> KvCacheRetentionConfig | None:
+    """What a request brought as its retention. Raises `InvalidKvCacheConfigError` when it is anything else."""
+    if retention is None or isinstance(retention, KvCacheRetentionConfig):
+        return retention
+    raise InvalidKvCacheConfigError(
+        f"request {request_id}: retention is {retention!r}; it must be a KvCacheRetentionConfig or None"
+    )
