@@ -43,10 +43,13 @@ def estimate_memory(checkpoint: Checkpoint, build_config: BuildConfig, target: T
     return MemoryEstimate(
         weights=weight_bytes(checkpoint, build_config, target.activation_dtype),
         workspace=workspace_bytes(config, build_config),
-        kv_cache=tuple(
-            _kv_cache_memory(config, build_config, type_) for type_ in target.kv_cache_types(build_config.dtype)
-        ),
+        kv_cache=kv_cache_memory(config, build_config, target),
     )
+
+
+def kv_cache_memory(config: ModelConfig, build_config: BuildConfig, target: Target) -> tuple[KvCacheMemory, ...]:
+    """Memory of keys and values by the types the target can keep them in, the default first."""
+    return tuple(_kv_cache_memory(config, build_config, type_) for type_ in target.kv_cache_types(build_config.dtype))
 
 
 def weight_bytes(checkpoint: Checkpoint, build_config: BuildConfig, activation_dtype: str) -> int:

@@ -22,7 +22,7 @@ from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats, RequestStatsPerIteration
 from executor.api.support import check_supported
-from executor.engines.open import engine_spec, open_engine
+from executor.engines.open import engine_spec, kv_cache_dtype, open_engine
 from executor.live_request import LiveRequest, ResponseListener
 from executor.loop import ExecutorLoop
 from executor.model_runner import ModelRunner
@@ -31,6 +31,7 @@ from executor.response_queue import ResponseQueue
 from executor.sampling import Sampler, SamplingSpec
 from executor.sampling_spec import sampling_spec
 from executor.scheduler_config import batch_manager_config, kv_cache_manager_config
+from executor.speculation import Drafter
 from executor.stats import StatsRecorder
 
 _logger = logging.getLogger(__name__)
@@ -72,26 +73,28 @@ class Executor:
         self.engine_dir = Path(model_path)
         self.manifest = EngineDirectory.open(self.engine_dir)
         kv = self.config.kv_cache_config
-        self.spec = engine_spec(self.engine_dir, kv.kv_cache_dtype)
+        kv_dtype = kv_cache_dtype(self.manifest, kv.kv_cache_dtype)
+        self.spec = engine_spec(self.manifest, kv_dtype)
         scheduling = batch_manager_config(self.config, self.spec)
         self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, available_memory())
         _logger.info(self.pool_size.reason)
 
         started = time.monotonic()
         self._engine = open_engine(
-            self.engine_dir,
+            self.manifest,
+            self.spec,
             num_blocks=self.pool_size.num_blocks,
-            kv_cache_dtype=kv.kv_cache_dtype,
+            kv_dtype=kv_dtype,
             num_threads=self.config.num_threads,
         )
         self._engine.warm_up()
         _logger.info("engine ready after %.1f s", time.monotonic() - started)
 
-        self._batch_manager = BatchManager(
-            scheduling, KvCacheManager(kv_cache_manager_config(self.config, self.pool_size.num_blocks, self.spec))
-        )
+        blocks = KvCacheManager(kv_cache_manager_config(self.config, self.pool_size.num_blocks, self.spec))
+        self._batch_manager = BatchManager(scheduling, blocks)
         self._stats = StatsRecorder(
             self._batch_manager,
+            blocks,
             max_iterations=self.config.iter_stats_max_iterations,
             max_request_iterations=self.config.request_stats_max_iterations,
             max_table_rows=self.config.iteration_table_max_rows,
@@ -102,7 +105,7 @@ class Executor:
             self._batch_manager,
             ModelRunner(self._engine, scheduling.min_rows_per_sequence),
             Sampler(self.spec.vocab_size),
-            None,
+            Drafter(self.config.decoding_config and self.config.decoding_config.lookahead_decoding_config),
             self._stats,
         )
         self._is_shut_down = False

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from batch_manager import BatchManager, FinishReason, IterationPlan, Progress, RequestRefused
 from batch_manager import Request as ScheduledState
 from executor.api.errors import EngineStepError, ExecutorShutDownError, RequestError
+from executor.api.request import LookaheadDecodingConfig
 from executor.api.response import Response
 from executor.live_request import LiveRequest, LiveSequence, ResponseListener
 from executor.model_runner import ModelRunner
@@ -40,7 +41,7 @@ class ExecutorLoop:
         batch_manager: BatchManager,
         runner: ModelRunner,
         sampler: Sampler,
-        drafter: Drafter | None,
+        drafter: Drafter,
         stats: StatsRecorder,
     ) -> None:
         self._batch_manager = batch_manager
@@ -52,9 +53,10 @@ class ExecutorLoop:
         self._live: dict[int, LiveRequest] = {}
         self._sequences: dict[int, LiveSequence] = {}
         """By the scheduler's id; a request has one for each of its `num_return_sequences`."""
-        self._to_open: list[tuple[int, SamplingSpec]] = []
+        self._to_open: list[tuple[int, SamplingSpec, LookaheadDecodingConfig | None]] = []
         self._to_cancel: list[int] = []
         self._outbox: dict[ResponseListener, list[Response]] = {}
+        self._iteration = 0
         self._stopping = False
         self.last_progress = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="executor-loop", daemon=True)
@@ -85,7 +87,7 @@ class ExecutorLoop:
                 raise
             for scheduled, spec in sequences:
                 self._sequences[scheduled.request_id] = live.add_sequence(scheduled)
-                self._to_open.append((scheduled.request_id, spec))
+                self._to_open.append((scheduled.request_id, spec, live.request.lookahead_config))
             self._live[live.request_id] = live
             self._changed.notify()
 
@@ -136,10 +138,13 @@ class ExecutorLoop:
         with self._changed:
             self._cancel_requested()
             plan = self._batch_manager.schedule()
+            self._iteration = plan.iteration
             to_open, self._to_open = self._to_open, []
-        for sequence_id, spec in to_open:
+        for sequence_id, spec, lookahead in to_open:
             if sequence_id in self._sequences:
                 self._sampler.open(sequence_id, spec)
+                if lookahead is not None:
+                    self._drafter.open(sequence_id, lookahead)
         for timed_out in plan.timed_out:
             self._finish(self._sequences[timed_out.request_id], FinishReason.TIMED_OUT, plan.iteration)
         if plan.is_empty:
@@ -156,7 +161,9 @@ class ExecutorLoop:
             _logger.exception("iteration %d failed; its %d requests end", plan.iteration, len(plan.scheduled))
             self._fail(plan, error)
             return
+        self._fail_undrawn(plan, sampled)
         with self._changed:
+            self._stats.record_rows(plan)
             progress = self._batch_manager.update(plan, [sequence.token_ids for sequence in sampled])
         self._respond(plan, sampled, progress)
         self._propose_drafts(progress)
@@ -183,18 +190,25 @@ class ExecutorLoop:
         nothing = SampledSequence(token_ids=[])
         return [next(drawn) if item.samples else nothing for item in plan.scheduled], engine_seconds
 
+    def _fail_undrawn(self, plan: IterationPlan, sampled: list[SampledSequence]) -> None:
+        """End the requests for which no token could be drawn, each with its own error."""
+        for item, draws in zip(plan.scheduled, sampled, strict=True):
+            sequence = self._sequences.get(item.request.request_id)
+            if draws.error is not None and sequence is not None:
+                self._fail_request(sequence.request, draws.error)
+
     def _respond(self, plan: IterationPlan, sampled: list[SampledSequence], progress: list[Progress]) -> None:
         now = time.monotonic()
-        for item, draws, made in zip(plan.scheduled, sampled, progress, strict=True):
-            sequence = self._sequences.get(item.request.request_id)
+        drawn = {
+            item.request.request_id: (item.num_draft_tokens, draws)
+            for item, draws in zip(plan.scheduled, sampled, strict=True)
+        }
+        for made in progress:
+            sequence = self._sequences.get(made.request.request_id)
             if sequence is None:
                 continue
-            if draws.error is not None:
-                self._fail_request(sequence.request, draws.error)
-                continue
-            if not made.new_token_ids:
-                continue
-            sequence.note_tokens(draws, len(made.new_token_ids), item.num_draft_tokens, plan.iteration, now)
+            num_drafts, draws = drawn[made.request.request_id]
+            sequence.note_tokens(draws, len(made.new_token_ids), num_drafts, plan.iteration, now)
             if made.finish_reason is not FinishReason.NOT_FINISHED:
                 self._finish(sequence, made.finish_reason, plan.iteration)
             else:
@@ -203,14 +217,11 @@ class ExecutorLoop:
                     self._post(sequence.request, response)
 
     def _propose_drafts(self, progress: list[Progress]) -> None:
-        if self._drafter is None:
-            return
-        for made in progress:
-            request = made.request
-            if made.new_token_ids and not request.is_finished and request.request_id in self._sequences:
-                drafts = self._drafter.propose(request.request_id, request.token_ids)
-                room = request.max_num_tokens - len(request.token_ids) - 1
-                request.draft_token_ids = drafts[: max(0, room)]
+        going_on = [made.request for made in progress if not made.request.is_finished]
+        for request in going_on:
+            drafts = self._drafter.propose(request.request_id, request.token_ids, num_sequences=len(going_on))
+            room = request.max_num_tokens - len(request.token_ids) - 1
+            request.draft_token_ids = drafts[: max(0, room)]
 
     def _cancel_requested(self) -> None:
         to_cancel, self._to_cancel = self._to_cancel, []
@@ -220,7 +231,7 @@ class ExecutorLoop:
                 continue
             for sequence in live.sequences:
                 if self._batch_manager.cancel_request(sequence.scheduled.request_id):
-                    self._finish(sequence, FinishReason.CANCELLED, self._batch_manager.iteration)
+                    self._finish(sequence, FinishReason.CANCELLED, self._iteration)
 
     def _finish(self, sequence: LiveSequence, reason: FinishReason, iteration: int) -> None:
         """A sequence has ended; its request has when it was the last one."""
@@ -258,8 +269,7 @@ class ExecutorLoop:
         if self._sequences.pop(sequence_id, None) is None:
             return
         self._sampler.close(sequence_id)
-        if self._drafter is not None:
-            self._drafter.close(sequence_id)
+        self._drafter.close(sequence_id)
 
     def _end_all(self, error: RequestError) -> None:
         for live in list(self._live.values()):

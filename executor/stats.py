@@ -6,7 +6,16 @@ import threading
 from collections import deque
 from datetime import UTC, datetime
 
-from batch_manager import BatchManager, FinishReason, IterationPlan, IterationRow, Phase, Progress
+from batch_manager import (
+    BatchManager,
+    FinishReason,
+    IterationPlan,
+    IterationRow,
+    KvCacheManager,
+    Phase,
+    Progress,
+    iteration_rows,
+)
 from executor.api.stats import (
     InflightBatchingStats,
     IterationStats,
@@ -24,12 +33,14 @@ class StatsRecorder:
     def __init__(
         self,
         batch_manager: BatchManager,
+        kv: KvCacheManager,
         *,
         max_iterations: int,
         max_request_iterations: int,
         max_table_rows: int,
     ) -> None:
         self._batch_manager = batch_manager
+        self._kv = kv
         self._lock = threading.Lock()
         self._iterations: deque[IterationStats] = deque(maxlen=max_iterations)
         self._requests: deque[RequestStatsPerIteration] = deque(maxlen=max_request_iterations)
@@ -41,9 +52,13 @@ class StatsRecorder:
             if self._iterations.maxlen:
                 self._iterations.append(self._iteration_stats(plan, progress, seconds, engine_seconds))
             if self._requests.maxlen:
-                self._requests.append(self._request_stats(plan, progress))
-            if self._table.maxlen:
-                self._table.extend(self._batch_manager.iteration_rows(plan))
+                self._requests.append(self._request_stats(plan))
+
+    def record_rows(self, plan: IterationPlan) -> None:
+        """Add an iteration to the table; before `BatchManager.update`, which takes blocks back."""
+        if self._table.maxlen:
+            with self._lock:
+                self._table.extend(iteration_rows(plan))
 
     def take_iterations(self) -> list[IterationStats]:
         """Iterations since the last call."""
@@ -72,7 +87,8 @@ class StatsRecorder:
         num_generation = len(plan.scheduled) - len(context)
         num_tokens = sum(len(made.new_token_ids) for made in progress)
         num_samples = sum(item.samples for item in plan.scheduled)
-        drafted = [(item, made) for item, made in zip(plan.scheduled, progress, strict=True) if item.num_draft_tokens]
+        num_drafts = {item.request.request_id: item.num_draft_tokens for item in plan.scheduled}
+        drafted = [made for made in progress if num_drafts[made.request.request_id]]
         stats = IterationStats(
             timestamp=datetime.now(UTC).strftime("%m-%d-%Y %H:%M:%S.%f"),
             iter=plan.iteration,
@@ -81,9 +97,9 @@ class StatsRecorder:
             num_active_requests=manager.num_running,
             num_queued_requests=manager.num_waiting,
             num_completed_requests=sum(made.finish_reason is not FinishReason.NOT_FINISHED for made in progress),
-            max_num_active_requests=manager.limits.max_batch_size,
-            max_batch_size_runtime=manager.limits.max_batch_size,
-            max_num_tokens_runtime=manager.limits.max_num_tokens,
+            max_num_active_requests=manager.config.max_batch_size,
+            max_batch_size_runtime=manager.config.max_batch_size,
+            max_num_tokens_runtime=manager.config.max_num_tokens,
             kv_cache_stats=self._kv_cache_stats(),
             inflight_batching_stats=InflightBatchingStats(
                 num_scheduled_requests=len(plan.scheduled),
@@ -95,9 +111,9 @@ class StatsRecorder:
             ),
         )
         if drafted:
-            accepted = sum(made.num_accepted_draft_tokens for _, made in drafted)
+            accepted = sum(made.num_accepted_draft_tokens for made in drafted)
             stats.spec_decoding_stats = SpecDecodingStats(
-                num_draft_tokens=sum(item.num_draft_tokens for item, _ in drafted),
+                num_draft_tokens=sum(num_drafts.values()),
                 num_accepted_tokens=accepted,
                 num_requests_with_draft_tokens=len(drafted),
                 acceptance_length=1 + accepted / len(drafted),
@@ -105,7 +121,7 @@ class StatsRecorder:
         return stats
 
     def _kv_cache_stats(self) -> KvCacheStats:
-        kv = self._batch_manager.kv
+        kv = self._kv
         return KvCacheStats(
             max_num_blocks=kv.num_blocks,
             free_num_blocks=kv.num_free_blocks,
@@ -113,11 +129,11 @@ class StatsRecorder:
             tokens_per_block=kv.tokens_per_block,
         )
 
-    def _request_stats(self, plan: IterationPlan, progress: list[Progress]) -> RequestStatsPerIteration:
+    def _request_stats(self, plan: IterationPlan) -> RequestStatsPerIteration:
         rows = []
-        for item, made in zip(plan.scheduled, progress, strict=True):
+        for item in plan.scheduled:
             request = item.request
-            if made.finish_reason is not FinishReason.NOT_FINISHED:
+            if request.is_finished:
                 stage = RequestStage.GENERATION_COMPLETE
             elif request.num_computed_tokens < request.num_prompt_tokens:
                 stage = RequestStage.CONTEXT_IN_PROGRESS
