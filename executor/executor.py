@@ -22,7 +22,7 @@ from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats, RequestStatsPerIteration
 from executor.api.support import check_supported
-from executor.engines.open import engine_spec, kv_cache_dtype, open_engine
+from executor.engines.open import engine_spec, open_engine
 from executor.live_request import LiveRequest, ResponseListener
 from executor.loop import ExecutorLoop
 from executor.model_runner import ModelRunner
@@ -73,8 +73,7 @@ class Executor:
         self.engine_dir = Path(model_path)
         self.manifest = EngineDirectory.open(self.engine_dir)
         kv = self.config.kv_cache_config
-        kv_dtype = kv_cache_dtype(self.manifest, kv.kv_cache_dtype)
-        self.spec = engine_spec(self.manifest, kv_dtype)
+        self.spec = engine_spec(self.manifest, kv.kv_cache_dtype)
         scheduling = batch_manager_config(self.config, self.spec)
         self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, available_memory())
         _logger.info(self.pool_size.reason)
@@ -82,10 +81,10 @@ class Executor:
         started = time.monotonic()
         self._engine = open_engine(
             self.manifest,
-            self.spec,
             num_blocks=self.pool_size.num_blocks,
-            kv_dtype=kv_dtype,
+            kv_cache_dtype=kv.kv_cache_dtype,
             num_threads=self.config.num_threads,
+            deterministic=self.config.deterministic,
         )
         self._engine.warm_up()
         _logger.info("engine ready after %.1f s", time.monotonic() - started)

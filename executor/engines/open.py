@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from engine_build.engine_dir import EngineDirectory
-from engine_build.memory import kv_cache_memory
+from engine_build.memory import KvCacheMemory, kv_cache_memory
 from engine_build.targets.select import select_target
 from executor.api.errors import InvalidRequestError
 from executor.engines.interface import Engine, EngineSpec
 
 
-def kv_cache_dtype(directory: EngineDirectory, wanted: str | None) -> str:
-    """The dtype that keys and values are kept in: `wanted`, or the target's default for the plan's dtype.
+def engine_spec(engine_dir: EngineDirectory | Path, kv_cache_dtype: str | None = None) -> EngineSpec:
+    """What the engine in a directory was built for; loads nothing.
+
+    Args:
+        engine_dir: what `engine-build` wrote, opened or not.
+        kv_cache_dtype: what keys and values are kept in; `None` for the target's default.
 
     Raises:
-        InvalidRequestError: the target cannot keep them in `wanted`.
+        EngineDirectoryError: the directory is missing, damaged or of another format version.
+        InvalidRequestError: the target cannot keep keys and values so.
     """
-    target = select_target(directory.target)
-    names = [type_.name for type_ in target.kv_cache_types(directory.build_config.dtype)]
-    if wanted is None:
-        return names[0]
-    if wanted not in names:
-        raise InvalidRequestError(
-            f"kv_cache_dtype is {wanted!r}; a {directory.build_config.dtype} plan for target {directory.target} "
-            f"keeps keys and values as one of {', '.join(names)}",
-            field="kv_cache_config.kv_cache_dtype",
-        )
-    return wanted
-
-
-def engine_spec(directory: EngineDirectory, kv_dtype: str) -> EngineSpec:
-    """What the engine in `directory` was built for, with keys and values kept as `kv_dtype`; loads nothing."""
+    directory = _opened(engine_dir)
     model, build = directory.model_config, directory.build_config
-    kv = next(
-        memory for memory in kv_cache_memory(model, build, select_target(directory.target)) if memory.dtype == kv_dtype
-    )
     return EngineSpec(
         vocab_size=model.vocab_size,
         num_layers=model.num_hidden_layers,
@@ -44,22 +34,35 @@ def engine_spec(directory: EngineDirectory, kv_dtype: str) -> EngineSpec:
         max_num_tokens=build.max_num_tokens,
         max_input_len=build.max_input_len,
         max_seq_len=build.max_seq_len,
-        kv_bytes_per_block=kv.bytes_per_block,
+        kv_bytes_per_block=_kv_cache(directory, kv_cache_dtype).bytes_per_block,
     )
 
 
 def open_engine(
-    directory: EngineDirectory, spec: EngineSpec, *, num_blocks: int, kv_dtype: str, num_threads: int | None = None
+    engine_dir: EngineDirectory | Path,
+    *,
+    num_blocks: int,
+    kv_cache_dtype: str | None = None,
+    num_threads: int | None = None,
+    deterministic: bool = False,
 ) -> Engine:
-    """Load the plan and allocate a pool of `num_blocks` blocks.
+    """Load the plan and allocate the KV pool.
 
     Args:
-        directory: the engine directory.
-        spec: `engine_spec` of it.
-        num_blocks: KV blocks.
-        kv_dtype: what the pool holds; see `kv_cache_dtype`.
-        num_threads: CPU threads; `None` takes all cores.
+        engine_dir: what `engine-build` wrote, opened or not.
+        num_blocks: KV blocks that callers may use.
+        kv_cache_dtype: what keys and values are kept in; `None` for the target's default.
+        num_threads: CPU threads; `None` takes all cores. The reference engine takes them always.
+        deterministic: a row's logits are bit-equal in every step in which each sequence has two rows or more.
+
+    Raises:
+        EngineDirectoryError: the directory is missing, damaged or of another format version.
+        InvalidRequestError: the target cannot keep keys and values so.
+        OpenVinoError, UnsupportedGraphError: the engine's library cannot run the plan here.
     """
+    directory = _opened(engine_dir)
+    spec = engine_spec(directory, kv_cache_dtype)
+    kv_cache_dtype = _kv_cache(directory, kv_cache_dtype).dtype
     if directory.target == "openvino":
         from executor.engines.openvino import OpenVinoEngine
 
@@ -67,10 +70,29 @@ def open_engine(
             directory.model_path,
             spec,
             num_blocks,
-            kv_cache_dtype=kv_dtype,
+            kv_cache_dtype=kv_cache_dtype,
             precision=directory.build_config.dtype,
             num_threads=num_threads,
+            deterministic=deterministic,
         )
     from executor.engines.reference import ReferenceEngine
 
-    return ReferenceEngine(directory.model_path, spec, num_blocks, kv_cache_dtype=kv_dtype)
+    return ReferenceEngine(directory.model_path, spec, num_blocks, kv_cache_dtype=kv_cache_dtype)
+
+
+def _opened(engine_dir: EngineDirectory | Path) -> EngineDirectory:
+    return engine_dir if isinstance(engine_dir, EngineDirectory) else EngineDirectory.open(engine_dir)
+
+
+def _kv_cache(directory: EngineDirectory, wanted: str | None) -> KvCacheMemory:
+    """How keys and values are kept: as `wanted`, or as the target prefers for the plan's dtype."""
+    build = directory.build_config
+    choices = kv_cache_memory(directory.model_config, build, select_target(directory.target))
+    for choice in choices:
+        if wanted in (None, choice.dtype):
+            return choice
+    raise InvalidRequestError(
+        f"kv_cache_dtype is {wanted!r}; a {build.dtype} plan for target {directory.target} "
+        f"keeps keys and values as one of {', '.join(choice.dtype for choice in choices)}",
+        field="kv_cache_config.kv_cache_dtype",
+    )
