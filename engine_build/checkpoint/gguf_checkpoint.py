@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from engine_build.checkpoint.config_check import check_config
 from engine_build.checkpoint.gguf_file import GgufFile
 from engine_build.checkpoint.gguf_rope import rope_scaling
-from engine_build.checkpoint.gguf_tensors import SUPPORTED_TYPES, decode, float_type_name, is_group_quantized
+from engine_build.checkpoint.gguf_tensors import (
+    FLOAT_TYPES,
+    SUPPORTED_TYPES,
+    decode,
+    float_type_name,
+    is_group_quantized,
+)
 from engine_build.checkpoint.gguf_tokenizer import tokenizer_files
 from engine_build.checkpoint.interface import CheckpointError, Tensor, TokenizerFiles
 from engine_build.checkpoint.model_config import ModelConfig
@@ -49,6 +55,7 @@ class GgufCheckpoint:
         """
         self.source = str(path)
         self._file = GgufFile(path)
+        _check_types(self._file)
         self.config = _model_config(self._file)
         check_config(self.config, self.source)
         self._stored_names = {hugging_face_name(name): name for name in self._file.tensors if name != _ROPE_DIVISORS}
@@ -57,12 +64,6 @@ class GgufCheckpoint:
             {name: self._file.tensors[stored].shape for name, stored in self._stored_names.items()},
             self.source,
         )
-        for name, info in self._file.tensors.items():
-            if info.type not in SUPPORTED_TYPES:
-                raise CheckpointError(
-                    f"{path}: tensor {name} is of type {info.type.name}; supported are "
-                    f"{', '.join(type_.name for type_ in SUPPORTED_TYPES)}"
-                )
 
     def names(self) -> Iterable[str]:
         return weight_shapes(self.config).keys()
@@ -118,6 +119,16 @@ def halves_from_pairs(num_heads: int, head_size: int) -> NDArray[np.int64]:
     """
     order = np.arange(num_heads * head_size, dtype=np.int64)
     return order.reshape(num_heads, head_size // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _check_types(file: GgufFile) -> None:
+    for name, info in file.tensors.items():
+        supported = SUPPORTED_TYPES if len(info.shape) > 1 else FLOAT_TYPES
+        if info.type not in supported:
+            raise CheckpointError(
+                f"{file.path}: tensor {name} is of type {info.type.name}; supported for a "
+                f"{'matrix' if len(info.shape) > 1 else 'vector'} are {', '.join(type_.name for type_ in supported)}"
+            )
 
 
 def _model_config(file: GgufFile) -> ModelConfig:

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from engine_build.checkpoint.interface import DenseTensor, GroupQuantizedTensor, Tensor
 
-_FLOATS: dict[GgmlType, np.dtype[np.generic]] = {
+_FLOAT_DTYPES: dict[GgmlType, np.dtype[np.generic]] = {
     GgmlType.F32: np.dtype(np.float32),
     GgmlType.F16: np.dtype(np.float16),
     GgmlType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 _DEQUANTIZED = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q6_K)
 
-SUPPORTED_TYPES = (*_FLOATS, GgmlType.Q8_0, *_DEQUANTIZED)
+FLOAT_TYPES = tuple(_FLOAT_DTYPES)
+SUPPORTED_TYPES = (*FLOAT_TYPES, GgmlType.Q8_0, *_DEQUANTIZED)
 
 _Q8_0_GROUP = 32
 _Q8_0_SCALE_BYTES = 2
@@ -25,7 +26,7 @@ _Q8_0_SCALE_BYTES = 2
 
 def float_type_name(type_: GgmlType) -> str | None:
     """`float32`, `float16`, `bfloat16`, or `None` for a quantized type."""
-    return _FLOATS[type_].name if type_ in _FLOATS else None
+    return _FLOAT_DTYPES[type_].name if type_ in _FLOAT_DTYPES else None
 
 
 def is_group_quantized(type_: GgmlType, shape: tuple[int, ...]) -> bool:
@@ -44,8 +45,8 @@ def decode(rows: NDArray[np.uint8], type_: GgmlType, shape: tuple[int, ...]) -> 
         type_: one of `SUPPORTED_TYPES`.
         shape: elements, slowest dimension first.
     """
-    if type_ in _FLOATS:
-        return DenseTensor(np.ascontiguousarray(rows).view(_FLOATS[type_]).reshape(shape))
+    if type_ in _FLOAT_DTYPES:
+        return DenseTensor(np.ascontiguousarray(rows).view(_FLOAT_DTYPES[type_]).reshape(shape))
     if is_group_quantized(type_, shape):
         return _q8_0(rows, shape)
     return DenseTensor(gguf.quants.dequantize(rows, type_).reshape(shape))

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -56,10 +56,10 @@ def one_line_errors() -> Iterator[None]:
         _fail("interrupted, nothing was written", INTERRUPTED)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     one_line = " ".join(message.split())
     print(f"engine-build: error: {one_line}", file=sys.stderr)
-    raise typer.Exit(code)
+    raise SystemExit(code)
 
 
 def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
