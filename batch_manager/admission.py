@@ -73,7 +73,7 @@ class Admission:
                 return Blocked(request, WaitCode.ADAPTER_PAGES, needed, num_free)
             lifecycle.park_for_adapter(request)
             return []
-        entry = self.capacity.entry(request, blocks.is_protected(request), blocks.reservations)
+        entry = self.capacity.entry(request, blocks.num_protected_blocks(request), blocks.reservations)
         available = max(0, blocks.num_free_blocks - entry.num_withheld_blocks)
         known = self.blocked
         if (
@@ -94,7 +94,7 @@ class Admission:
             self._next_probe = lifecycle.iteration + self.PROBE_INTERVAL
             return Blocked(request, entry.code, needed, available)
         num_remaining = len(request.token_ids) - reuse.num_tokens
-        if not batch.can_claim(num_remaining):
+        if not batch.can_claim(request, num_remaining):
             return Blocked(request, WaitCode.TOKEN_BUDGET, num_remaining, batch.rows_left)
         copies = lifecycle.admit(request, reuse)
         if copies is None:
@@ -104,32 +104,71 @@ class Admission:
         return copies
 
     def make_room(self) -> None:
-        """Pause running requests that rank below the first in line, if it lacks blocks and theirs would do.
+        """Pause running requests that rank below the first ones in line, where these lack a place or blocks and get
+        them that way.
 
-        Only under policies that pause at all, and only where the line has ranks: requests are walked in one order,
-        running or not, and blocks go to the earlier ones.
+        Only under policies that pause at all, and only where the line has ranks: all requests, running or not, are
+        walked in one order there, and what there is goes to the earlier ones.
         """
+        lifecycle = self._lifecycle
+        queue = lifecycle.waiting.queue
+        if not self.capacity.pauses_lower_ranks or not lifecycle.running:
+            return
+        outranked = [request for request in reversed(lifecycle.running) if not lifecycle.blocks.is_protected(request)]
+        first_in_line: list[Request] = []
+        room = RoomToMake(self.config.num_active_limit, lifecycle)
+        while (request := queue.first_ranked()) is not None and outranked:
+            if request.order_key > outranked[0].order_key:
+                break
+            queue.pop()
+            first_in_line.append(request)
+            needed = self._needed_blocks(request)
+            if needed is None or not room.make(request, needed, outranked):
+                break
+        for request in first_in_line:
+            queue.push(request)
+        if room.is_made:
+            lifecycle.sweep()
+
+    def _needed_blocks(self, request: Request) -> int | None:
+        """Blocks that have to be free before `request` is admitted; None: it waits for something else."""
         lifecycle, blocks = self._lifecycle, self._lifecycle.blocks
-        request = lifecycle.waiting.queue.first_ranked()
-        if not self.capacity.pauses_lower_ranks or request is None or not lifecycle.running:
-            return
-        if request.order_key > lifecycle.running[-1].order_key or not lifecycle.adapters.fits(request):
-            return
+        if not lifecycle.adapters.fits(request):
+            return None
         reuse = blocks.find_reuse(request)
         if lifecycle.deferral.contributor(reuse.first_missing_key) is not None:
-            return
-        entry = self.capacity.entry(request, blocks.is_protected(request), blocks.reservations)
-        growth = sum(running.num_computed_tokens + 1 > running.num_allocated_tokens for running in lifecycle.running)
-        needed = blocks.num_new_blocks(request, entry.num_tokens, reuse) + growth + entry.num_withheld_blocks
-        shortage = needed - blocks.num_free_blocks - blocks.num_returning_blocks
-        victims = []
-        for running in reversed(lifecycle.running):
-            if shortage <= 0 or running.order_key < request.order_key:
-                break
-            if not blocks.is_protected(running):
-                victims.append(running)
-                shortage -= len(running.block_ids)
-        if shortage <= 0:
-            for victim in victims:
-                lifecycle.pause(victim, WaitCode.KV_CAPACITY, request)
-            lifecycle.sweep()
+            return None
+        entry = self.capacity.entry(request, blocks.num_protected_blocks(request), blocks.reservations)
+        return blocks.num_new_blocks(request, entry.num_tokens, reuse) + entry.num_withheld_blocks
+
+
+class RoomToMake:
+    """Places and blocks that are left in this iteration while lower ranks are paused for higher ones."""
+
+    def __init__(self, num_active_limit: int, lifecycle: Lifecycle) -> None:
+        blocks = lifecycle.blocks
+        self.is_made = False
+        """Whether anybody was paused."""
+        self._lifecycle = lifecycle
+        self._num_places = num_active_limit - len(lifecycle.running)
+        self._num_blocks = blocks.num_free_blocks + blocks.num_returning_blocks
+        for request in lifecycle.running:
+            if request.num_computed_tokens >= request.num_allocated_tokens:
+                self._num_blocks -= 1  # it takes its next block in this iteration
+
+    def make(self, request: Request, num_needed_blocks: int, outranked: list[Request]) -> bool:
+        """Pause from the front of `outranked` what ranks below `request` until it fits; False: it cannot."""
+        num_places, num_blocks = self._num_places - 1, self._num_blocks - num_needed_blocks
+        num_victims = 0
+        while num_places < 0 or num_blocks < 0:
+            if num_victims == len(outranked) or outranked[num_victims].order_key < request.order_key:
+                return False
+            num_places += 1
+            num_blocks += len(outranked[num_victims].block_ids)
+            num_victims += 1
+        self._num_places, self._num_blocks = num_places, num_blocks
+        for victim in outranked[:num_victims]:
+            self._lifecycle.pause(victim, WaitCode.KV_CAPACITY, request)
+            self.is_made = True
+        del outranked[:num_victims]
+        return True

@@ -29,7 +29,11 @@ class BlockAccounts(Protocol):
         ...
 
     def is_protected(self, request: Request) -> bool:
-        """Whether its blocks to completion are reserved because it must not be paused again."""
+        """Whether it must not be paused (again)."""
+        ...
+
+    def num_protected_blocks(self, request: Request) -> int:
+        """Blocks to completion of a protected request, 0 for others."""
         ...
 
     def find_reuse(self, request: Request) -> Reuse: ...
@@ -68,7 +72,7 @@ class PagedBlocks:
         self.kv = kv
         self.num_blocks = kv.num_blocks
         self.tokens_per_block = kv.tokens_per_block
-        self.reservations = Reservations()
+        self.reservations = Reservations(kv.num_blocks)
         self.num_promised_blocks = 0
         self._max_pauses = max_pauses
         self._returning: dict[int, int] = {}
@@ -85,6 +89,12 @@ class PagedBlocks:
     def is_protected(self, request: Request) -> bool:
         return request.num_pauses >= self._max_pauses
 
+    def num_protected_blocks(self, request: Request) -> int:
+        return self.num_blocks_for(tokens_to_completion(request)) if self.is_protected(request) else 0
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.tokens_per_block)
+
     def find_reuse(self, request: Request) -> Reuse:
         return self.kv.find_reuse(request)
 
@@ -98,18 +108,16 @@ class PagedBlocks:
         size = self.tokens_per_block
         request.num_allocated_tokens = len(request.block_ids) * size
         request.next_store = (request.num_computed_tokens // size + 1) * size
-        request.num_reserved_blocks = -(-tokens_to_completion(request) // size) - len(request.block_ids)
-        self.reservations.add(request.num_reserved_blocks, self.is_protected(request))
+        request.num_reserved_blocks = self.num_blocks_for(tokens_to_completion(request)) - len(request.block_ids)
+        self.reservations.growth += request.num_reserved_blocks
+        self.reservations.protected += self.num_protected_blocks(request)
         request.receipt.start(now, request.num_reused_tokens)
         return copies
 
     def shortage(self, request: Request, num_tokens: int) -> int:
-        withheld = 0 if self.is_protected(request) else self.reservations.protected
-        return self.kv.num_new_blocks(request, num_tokens) - (self.kv.num_free_blocks - withheld)
+        return self.kv.num_new_blocks(request, num_tokens) - self.kv.num_free_blocks
 
     def cover(self, request: Request, num_tokens: int, now: float) -> bool:
-        if self.shortage(request, num_tokens) > 0:
-            return False
         num_before = len(request.block_ids)
         if self.kv.allocate(request, num_tokens) is None:
             return False
@@ -117,7 +125,7 @@ class PagedBlocks:
         request.receipt.hold(now, num_before)
         request.num_allocated_tokens = num_after * self.tokens_per_block
         request.num_reserved_blocks -= num_after - num_before
-        self.reservations.add(num_before - num_after, self.is_protected(request))
+        self.reservations.growth -= num_after - num_before
         return True
 
     def store(self, request: Request, num_tokens: int) -> None:
@@ -128,7 +136,8 @@ class PagedBlocks:
     def release(self, request: Request, now: float) -> None:
         num_blocks = len(request.block_ids)
         request.receipt.stop(now, num_blocks, request.num_reused_tokens, request.num_computed_tokens)
-        self.reservations.add(-request.num_reserved_blocks, self.is_protected(request))
+        self.reservations.growth -= request.num_reserved_blocks
+        self.reservations.protected -= self.num_protected_blocks(request)
         if self._returning:
             self._returning[max(self._returning)] += num_blocks
         self.kv.release(request)
@@ -153,11 +162,14 @@ class NoBlocks:
     num_returning_blocks = 0
 
     def __init__(self) -> None:
-        self.reservations = Reservations()
+        self.reservations = Reservations(0)
         self.num_promised_blocks = 0
 
     def is_protected(self, request: Request) -> bool:  # noqa: ARG002
         return False
+
+    def num_protected_blocks(self, request: Request) -> int:  # noqa: ARG002
+        return 0
 
     def find_reuse(self, request: Request) -> Reuse:  # noqa: ARG002
         return NO_REUSE

@@ -53,3 +53,11 @@ class StepOrderError(RuntimeError):
 
 class InvalidSampledTokensError(ValueError):
     """`update` was given tokens that do not fit the plan; nothing has changed."""
+
+
+class UnknownRequestError(LookupError):
+    """There is no live request of this id."""
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__(f"there is no live request {request_id}: it never arrived, or it has ended")
+        self.request_id = request_id

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from batch_manager.config import BatchManagerConfig, CapacitySchedulerPolicy
-from batch_manager.errors import RefusalReason, RequestRefused
+from batch_manager.errors import InvalidConfigError, RefusalReason, RequestRefused
 from batch_manager.lifecycle import Lifecycle
 from batch_manager.policies.capacity import tokens_to_completion
 from batch_manager.request import Request, RequestState
+
+LIVE_FIELDS = frozenset(
+    {
+        "max_batch_size",
+        "max_num_tokens",
+        "max_num_active",
+        "capacity_scheduler_policy",
+        "context_chunking_policy",
+        "long_prompt_cap",
+        "waiting_queue_policy",
+        "priority_ageing",
+        "tenant_weights",
+        "max_queued_requests",
+        "max_queued_tokens",
+        "enable_prefix_deferral",
+    }
+)
+"""Fields of `BatchManagerConfig` that may change while requests are live."""
 
 
 def check_request(request: Request, config: BatchManagerConfig, lifecycle: Lifecycle) -> None:
@@ -109,3 +129,28 @@ def longest_context(request: Request, config: BatchManagerConfig) -> int:
     if config.capacity_scheduler_policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
         return max(tokens_to_completion(request), config.min_rows_per_sequence)
     return max(len(request.token_ids), config.min_rows_per_sequence)
+
+
+def check_change(previous: BatchManagerConfig, config: BatchManagerConfig, lifecycle: Lifecycle) -> None:
+    """Raises `InvalidConfigError` if `config` cannot follow `previous` while the live requests are there."""
+    for field in fields(BatchManagerConfig):
+        if field.name not in LIVE_FIELDS and getattr(previous, field.name) != getattr(config, field.name):
+            raise InvalidConfigError(
+                f"{field.name} cannot change while running (from {getattr(previous, field.name)} to "
+                f"{getattr(config, field.name)}); these can: {', '.join(sorted(LIVE_FIELDS))}"
+            )
+    policies = (previous.capacity_scheduler_policy, config.capacity_scheduler_policy)
+    if policies[0] is not policies[1] and CapacitySchedulerPolicy.MAX_REQUESTS in policies:
+        raise InvalidConfigError(
+            f"capacity_scheduler_policy cannot change from {policies[0].name} to {policies[1].name}: "
+            "MAX_REQUESTS goes without a KV cache, the others with one"
+        )
+    for request in lifecycle.requests.values():
+        needed = request.beam_width
+        if not config.enable_chunked_context:
+            needed = max(needed, longest_context(request, config))
+        if needed > config.max_num_tokens:
+            raise InvalidConfigError(
+                f"live request {request.request_id} needs up to {needed} rows in one iteration, "
+                f"more than max_num_tokens ({config.max_num_tokens})"
+            )

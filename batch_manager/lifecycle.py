@@ -105,9 +105,11 @@ class Lifecycle:
         self.blocks.cover(request, num_tokens, self.now)
 
     def _last_pausable(self, request: Request) -> Request:
-        """The last started running request behind `request` that may be paused, or itself."""
+        """Who is paused so that `request` gets blocks: the last one behind it, or itself. For a protected request the
+        last one of all that is not protected."""
+        is_protected = self.blocks.is_protected(request)
         for candidate in reversed(self.running):
-            if candidate is request:
+            if candidate is request and not is_protected:
                 break
             if candidate.state is RequestState.RUNNING and not self.blocks.is_protected(candidate):
                 return candidate
@@ -149,6 +151,11 @@ class Lifecycle:
     def sweep(self) -> None:
         """Drop those that no longer run from `running`."""
         self.running = [request for request in self.running if request.state is RequestState.RUNNING]
+
+    def reorder(self, config: BatchManagerConfig) -> None:
+        """Order all live requests as `config` asks for."""
+        self.waiting.reorder(config, self.requests.values())
+        self.running.sort(key=by_order_key)
 
     def defer(self, request: Request, contributor: Request, num_cached_tokens: int) -> None:
         """Park a request that was taken out of the line until `contributor` has computed the prefix they share."""

@@ -20,14 +20,16 @@ from batch_manager.admission import Admission
 from batch_manager.block_accounts import BlockAccounts, NoBlocks, PagedBlocks
 from batch_manager.commit import commit
 from batch_manager.config import BatchManagerConfig, CapacitySchedulerPolicy
-from batch_manager.errors import InvalidConfigError, StepOrderError
-from batch_manager.intake import check_request
+from batch_manager.errors import InvalidConfigError, StepOrderError, UnknownRequestError
+from batch_manager.explain import explain
+from batch_manager.intake import check_change, check_request
 from batch_manager.kv import KvCacheManager
 from batch_manager.lifecycle import Lifecycle
-from batch_manager.micro_batch import Growth, MicroBatch
+from batch_manager.micro_batch import Growth, MicroBatch, Stalled
 from batch_manager.plan import IterationPlan, Progress
 from batch_manager.policies.capacity import make_capacity
 from batch_manager.policies.chunking import make_chunking
+from batch_manager.reasons import WaitCode, WaitReason
 from batch_manager.request import FinishReason, Request, RequestState
 from batch_manager.speculation import SpeculationStats
 
@@ -63,17 +65,42 @@ class BatchManager:
             config, self._life, make_capacity(config.capacity_scheduler_policy, self._life.governor)
         )
         self._in_flight: deque[IterationPlan] = deque()
+        self._stalled: list[Stalled] = []
+        self._is_paused = False
 
     # Requests
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, held_for: WaitCode | None = None) -> None:
         """Take a request in.
+
+        Args:
+            request: not used before.
+            held_for: what it has to wait for besides its turn (`GRAMMAR`, `REMOTE_KV`): it is not looked at before
+                `release_hold`.
 
         Raises:
             RequestRefused: it cannot be taken in, for the reason and with the numbers given; nothing has changed.
         """
         check_request(request, self.config, self._life)
-        self._life.arrive(request, None)
+        self._life.arrive(request, None if held_for is None else WaitReason(held_for, 1, 0))
+
+    def release_hold(self, request_id: int) -> None:
+        """What a request was held for is there: it stands in line, at its own place.
+
+        Raises:
+            UnknownRequestError: there is no live request of this id.
+            StepOrderError: it is not held.
+        """
+        request = self._live_request(request_id)
+        if request.parked is None or request.parked.code not in (WaitCode.GRAMMAR, WaitCode.REMOTE_KV):
+            raise StepOrderError(f"request {request_id} is not held; release_hold goes with add_request(held_for=...)")
+        self._life.waiting.wake([request])
+
+    def _live_request(self, request_id: int) -> Request:
+        request = self._life.requests.get(request_id)
+        if request is None:
+            raise UnknownRequestError(request_id)
+        return request
 
     def cancel_request(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """End a live request at once, in any state; False: there is no live request of this id.
@@ -102,6 +129,62 @@ class BatchManager:
     def num_running(self) -> int:
         return len(self._life.running)
 
+    def explain(self, request_id: int) -> WaitReason | None:
+        """Why a request waits, or why it did not advance in the last iteration; None: it did.
+
+        Raises:
+            UnknownRequestError: there is no live request of this id.
+        """
+        request = self._live_request(request_id)
+        return explain(request, self._life, self._admission, self._stalled, self._is_paused)
+
+    def explain_all(self) -> dict[int, WaitReason]:
+        """The reasons of all requests that have one, by id."""
+        reasons = {request_id: self.explain(request_id) for request_id in self._life.requests}
+        return {request_id: reason for request_id, reason in reasons.items() if reason is not None}
+
+    # Changes while running
+
+    def pause(self) -> None:
+        """Plan nothing until `resume`; requests keep their blocks, deadlines go on."""
+        self._is_paused = True
+
+    def drain(self) -> None:
+        """Let what has been started end, paused requests included, and start nothing until `resume`."""
+        self._life.waiting.drain()
+
+    def resume(self) -> None:
+        """Undo `pause` and `drain`."""
+        self._is_paused = False
+        self._life.waiting.resume(self._life.requests.values())
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether, after `drain`, nothing that was started is left."""
+        return self._life.waiting.is_draining and not self._life.running and not self._life.waiting.has_line
+
+    def change_config(self, config: BatchManagerConfig) -> None:
+        """Go on with other limits and policies; nothing that is running or in flight is lost.
+
+        Args:
+            config: `dataclasses.replace(manager.config, ...)` of the fields in `LIVE_FIELDS`.
+
+        Raises:
+            InvalidConfigError: another field differs, or a live request could not run any more; nothing has changed.
+        """
+        check_change(self.config, config, self._life)
+        life, previous = self._life, self.config
+        self.config = config
+        self._chunking = make_chunking(config.context_chunking_policy, config.enable_chunked_context)
+        self._admission = Admission(config, life, make_capacity(config.capacity_scheduler_policy, life.governor))
+        if (config.waiting_queue_policy, config.priority_ageing) != (
+            previous.waiting_queue_policy,
+            previous.priority_ageing,
+        ):
+            life.reorder(config)
+        else:
+            life.waiting.queue.reweigh(config.tenant_weights)
+
     # Iterations
 
     def schedule(self) -> IterationPlan:
@@ -120,10 +203,12 @@ class BatchManager:
         life, config = self._life, self.config
         life.begin_iteration(self._clock())
         timed_out = self._expire()
+        if self._is_paused:
+            return IterationPlan(life.iteration, [], 0, [], [], timed_out)
         num_running_before = len(life.running)
         self._admission.make_room()
         is_contended = len(life.requests) > 1
-        batch = MicroBatch(config, self._chunking, is_contended, self._growth)
+        batch = MicroBatch(config, self._chunking, self._growth, life.blocks.tokens_per_block, is_contended)
         contexts: list[Request] = []
         batch.add_running(islice(life.running, config.max_batch_size), contexts)
         if life.paused:
@@ -133,6 +218,7 @@ class BatchManager:
                 batch.add_context(request)
         copies = self._admission.admit(batch, num_running_before)
         scheduled = batch.settle()
+        self._stalled = batch.stalled
         plan = IterationPlan(
             life.iteration,
             scheduled,

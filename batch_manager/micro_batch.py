@@ -16,7 +16,8 @@ from typing import NamedTuple
 from batch_manager.config import BatchManagerConfig
 from batch_manager.plan import Phase, ScheduledRequest
 from batch_manager.policies.chunking import ChunkingPolicy, ChunkRules, ContextDemand
-from batch_manager.request import Request
+from batch_manager.reasons import WaitCode
+from batch_manager.request import Request, RequestState
 
 GENERATION = Phase.GENERATION
 CONTEXT = Phase.CONTEXT
@@ -33,25 +34,38 @@ class Growth(NamedTuple):
     """Cover so many positions if blocks are free."""
 
 
+class Stalled(NamedTuple):
+    """A running request that does not advance in this iteration, and what it lacks: rows, blocks, or (needed,
+    available) its beam width."""
+
+    request: Request
+    code: WaitCode
+    needed: int
+    available: int
+
+
 class MicroBatch:
     """One iteration being put together."""
 
     def __init__(
-        self, config: BatchManagerConfig, chunking: ChunkingPolicy, is_contended: bool, growth: Growth
+        self,
+        config: BatchManagerConfig,
+        chunking: ChunkingPolicy,
+        growth: Growth,
+        tokens_per_block: int,
+        is_contended: bool,
     ) -> None:
         """`is_contended`: there is more than one request, so that the long-prompt cap counts."""
         self.rows_left = config.max_num_tokens
         """Rows neither scheduled nor claimed by a context."""
-        self.stalled: list[Request] = []
-        """Running requests for which there were no rows."""
-        self.beam_skipped: list[Request] = []
-        """Generating requests of another beam width than the first."""
+        self.stalled: list[Stalled] = []
         self._generation: list[ScheduledRequest] = []
         self._contexts: list[Request] = []
         self._demands: list[ContextDemand] = []
         self._context_rows = 0
         self._min_rows = config.min_rows_per_sequence
         self._rules = ChunkRules(config.chunk_unit_size, config.min_rows_per_sequence)
+        self._draft_unit = config.chunk_unit_size if config.chunk_unit_size > 1 else tokens_per_block
         self._chunking = chunking
         self._growth = growth
         self._cap: int | None = None
@@ -77,7 +91,7 @@ class MicroBatch:
                 continue  # its last token is being sampled
             if request.beam_width != beam_width:
                 if beam_width:
-                    self.beam_skipped.append(request)
+                    self.stalled.append(Stalled(request, WaitCode.BEAM_WIDTH, request.beam_width, beam_width))
                     continue
                 beam_width = request.beam_width
             num_drafts = 0
@@ -90,10 +104,12 @@ class MicroBatch:
             if cost < min_rows:
                 cost = min_rows
             if cost > rows_left:
-                self.stalled.append(request)
+                self.stalled.append(Stalled(request, WaitCode.TOKEN_BUDGET, cost, rows_left))
                 continue
             end = start + 1 + num_drafts
             if end > request.num_allocated_tokens and not self._growth.require(request, end):
+                if request.state is RequestState.RUNNING:
+                    self.stalled.append(Stalled(request, WaitCode.KV_CAPACITY, 1, 0))
                 continue
             rows_left -= cost
             if num_drafts:
@@ -131,42 +147,52 @@ class MicroBatch:
         del drafts[num_drafts:]
         return num_drafts
 
-    def can_claim(self, num_remaining_tokens: int) -> bool:
+    def can_claim(self, request: Request, num_remaining_tokens: int) -> bool:
         """Whether a context with so many tokens to compute can be sure of a chunk in this iteration."""
-        return self._chunking.claim(self._demand(num_remaining_tokens), self.rows_left, self._rules) > 0
+        demand = self._demand(request, num_remaining_tokens)
+        return self._chunking.claim(demand, self.rows_left, self._rules) > 0
 
-    def add_context(self, request: Request) -> bool:
-        """Give an admitted context its place; False: there are no rows for it."""
-        demand = self._demand(request.context_end - request.num_computed_tokens)
+    def add_context(self, request: Request) -> None:
+        """Give an admitted context its place, if there are rows for it."""
+        demand = self._demand(request, request.context_end - request.num_computed_tokens)
         rows = self._chunking.claim(demand, self.rows_left, self._rules)
         if not rows:
-            self.stalled.append(request)
-            return False
+            self.stalled.append(Stalled(request, WaitCode.TOKEN_BUDGET, self._min_rows, self.rows_left))
+            return
         self.rows_left -= rows
         self._context_rows += rows
         self._contexts.append(request)
         self._demands.append(demand)
-        return True
 
-    def _demand(self, remaining: int) -> ContextDemand:
-        return ContextDemand(remaining, remaining if self._cap is None else min(remaining, self._cap))
+    def _demand(self, request: Request, remaining: int) -> ContextDemand:
+        limit = remaining if self._cap is None else min(remaining, self._cap)
+        num_drafts = min(len(request.draft_token_ids), request.max_num_tokens - len(request.token_ids) - 1)
+        return ContextDemand(remaining, limit, num_drafts)
 
     def settle(self) -> list[ScheduledRequest]:
         """Share the rows between contexts, and return all that is scheduled: contexts, then generation."""
         if not self._contexts:
             return self._generation
-        sizes = self._chunking.share(self._demands, self._context_rows + self.rows_left, self._rules)
-        self.rows_left += self._context_rows - sum(map(self._rules.cost, sizes))
-        contexts = [self._schedule_context(*pair) for pair in zip(self._contexts, sizes, strict=True)]
+        rows = self._context_rows + self.rows_left
+        fits_whole = sum(demand.remaining + demand.num_drafts for demand in self._demands) <= rows
+        sizes = self._chunking.share(self._demands, rows, self._rules)
+        self.rows_left = rows - sum(map(self._rules.cost, sizes))
+        contexts = [
+            self._schedule_context(request, size, fits_whole)
+            for request, size in zip(self._contexts, sizes, strict=True)
+        ]
         return contexts + self._generation
 
-    def _schedule_context(self, request: Request, size: int) -> ScheduledRequest:
+    def _schedule_context(self, request: Request, size: int, fits_whole: bool) -> ScheduledRequest:
         start = request.num_computed_tokens
         padding = self._rules.cost(size) - size
         is_last = start + size == request.context_end
         num_drafts = 0
         if is_last and request.draft_token_ids:
-            num_drafts = self._fit_drafts(request, request.context_end, self.rows_left + padding)
+            spare = self.rows_left + padding
+            if not fits_whole:  # no further unit (block) is begun just for drafts
+                spare = min(spare, -size % self._draft_unit)
+            num_drafts = self._fit_drafts(request, request.context_end, spare)
             request.num_drafts_in_flight = num_drafts
             self.rows_left -= max(0, num_drafts - padding)
             padding = max(0, padding - num_drafts)
@@ -179,7 +205,7 @@ class MicroBatch:
             size + num_drafts,
             min(start, padding),
             num_drafts,
-            request.num_tokens_with_spec,
+            len(request.token_ids) + num_drafts,
             request.num_reused_tokens,
             is_last,
             CONTEXT,

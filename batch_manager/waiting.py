@@ -87,6 +87,11 @@ class WaitingRequests:
             [request for request in live if request.parked is not None and request.parked.code is WaitCode.DRAINING]
         )
 
+    @property
+    def has_line(self) -> bool:
+        """Whether anybody is in line, parked ones not counted."""
+        return any(True for _ in self.queue)
+
     def reorder(self, config: BatchManagerConfig, live: Iterable[Request]) -> None:
         """Stand in the line that `config` asks for; arrivals keep their numbers."""
         in_line = self._take_all()

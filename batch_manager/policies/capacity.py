@@ -7,7 +7,8 @@
 ```
 Policies differ in two things: how many tokens' blocks a request asks for, and what of the free blocks is reserved for
 those that run. Running requests take their blocks step by step under every policy; when one cannot, the last started
-one is paused, which under `GUARANTEED_NO_EVICT` and `STATIC_BATCH` the reservations rule out.
+one is paused, which under `GUARANTEED_NO_EVICT` and `STATIC_BATCH` the reservations rule out (unless the policy was
+changed to them while more was running).
 """
 
 from __future__ import annotations
@@ -21,21 +22,17 @@ from batch_manager.request import Request
 
 
 class Reservations:
-    """Blocks that running requests may still take until they end.
+    """What running requests may still need, in blocks."""
 
-    `protected` is the part of those that must not be paused again.
-    """
+    __slots__ = ("growth", "num_blocks", "protected")
 
-    __slots__ = ("protected", "total")
-
-    def __init__(self) -> None:
-        self.total = 0
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        """Of the whole pool."""
+        self.growth = 0
+        """Blocks they may still take until they end."""
         self.protected = 0
-
-    def add(self, num_blocks: int, is_protected: bool) -> None:
-        self.total += num_blocks
-        if is_protected:
-            self.protected += num_blocks
+        """Blocks to completion, those held included, of the ones that must not be paused again."""
 
 
 class Entry(NamedTuple):
@@ -62,7 +59,9 @@ class CapacityPolicy(Protocol):
         """Whether requests may be admitted in this iteration, given those that ran before it."""
         ...
 
-    def entry(self, request: Request, is_protected: bool, reservations: Reservations) -> Entry: ...
+    def entry(self, request: Request, num_protected_blocks: int, reservations: Reservations) -> Entry:
+        """What `request` must find; `num_protected_blocks`: to completion, if it will be protected, otherwise 0."""
+        ...
 
 
 def tokens_to_completion(request: Request) -> int:
@@ -80,8 +79,8 @@ class GuaranteedNoEvict:
     def is_open(self, num_running: int) -> bool:  # noqa: ARG002
         return True
 
-    def entry(self, request: Request, is_protected: bool, reservations: Reservations) -> Entry:  # noqa: ARG002
-        return Entry(tokens_to_completion(request), reservations.total, WaitCode.KV_RESERVATION)
+    def entry(self, request: Request, num_protected_blocks: int, reservations: Reservations) -> Entry:  # noqa: ARG002
+        return Entry(tokens_to_completion(request), reservations.growth, WaitCode.KV_RESERVATION)
 
 
 class StaticBatch(GuaranteedNoEvict):
@@ -94,8 +93,12 @@ class StaticBatch(GuaranteedNoEvict):
 
 
 class MaxUtilization:
-    """Blocks for the context, now. A request that was paused too often must find its blocks to completion, and is then
-    protected; that bounds the pauses of every request."""
+    """Blocks for the context, now.
+
+    A request that was paused too often is protected once it is admitted again: others are paused for it, whatever
+    their order, and never it. So that this can be kept, it is admitted only while the blocks to completion of all
+    protected requests fit the pool together. That bounds the pauses of every request.
+    """
 
     defers_prefixes = True
     stops_at_adapter_shortfall = True
@@ -107,12 +110,12 @@ class MaxUtilization:
     def is_open(self, num_running: int) -> bool:  # noqa: ARG002
         return True
 
-    def entry(self, request: Request, is_protected: bool, reservations: Reservations) -> Entry:
-        if is_protected:
-            return Entry(tokens_to_completion(request), reservations.protected, WaitCode.KV_RESERVATION)
-        headroom = self._governor.headroom(reservations.total - reservations.protected)
-        code = WaitCode.PAUSE_HEADROOM if headroom else WaitCode.KV_CAPACITY
-        return Entry(len(request.token_ids), reservations.protected + headroom, code)
+    def entry(self, request: Request, num_protected_blocks: int, reservations: Reservations) -> Entry:
+        num_tokens = len(request.token_ids)
+        if num_protected_blocks > reservations.num_blocks - reservations.protected:
+            return Entry(num_tokens, reservations.num_blocks, WaitCode.KV_RESERVATION)
+        headroom = self._governor.headroom(reservations.growth)
+        return Entry(num_tokens, headroom, WaitCode.PAUSE_HEADROOM if headroom else WaitCode.KV_CAPACITY)
 
 
 class MaxRequests:
@@ -125,7 +128,7 @@ class MaxRequests:
     def is_open(self, num_running: int) -> bool:  # noqa: ARG002
         return True
 
-    def entry(self, request: Request, is_protected: bool, reservations: Reservations) -> Entry:  # noqa: ARG002
+    def entry(self, request: Request, num_protected_blocks: int, reservations: Reservations) -> Entry:  # noqa: ARG002
         return Entry(0, 0, WaitCode.KV_CAPACITY)
 
 

@@ -19,6 +19,8 @@ class ContextDemand(NamedTuple):
     """Tokens until its last row."""
     limit: int
     """At most so many in this iteration (long-prompt cap), at most `remaining`."""
+    num_drafts: int = 0
+    """Draft tokens that could be verified together with its last row."""
 
 
 class ChunkRules(NamedTuple):
@@ -97,14 +99,32 @@ class EqualProgress:
                     rows -= extra
                     still_growing.append(index)
             growing = still_growing
+            num_rounds = self._num_safe_rounds(demands, sizes, growing, rows, rules)
+            for index in growing:
+                sizes[index] += num_rounds * rules.unit
+            rows -= num_rounds * rules.unit * len(growing)
         return sizes
+
+    def _num_safe_rounds(
+        self,
+        demands: Sequence[ContextDemand],
+        sizes: Sequence[int],
+        growing: Sequence[int],
+        rows: int,
+        rules: ChunkRules,
+    ) -> int:
+        """Further rounds in which every growing context certainly takes one whole unit: they are taken at once."""
+        if not growing or any(sizes[index] < rules.min_rows for index in growing):
+            return 0
+        shortest = min(demands[index].limit - sizes[index] for index in growing)
+        return min(shortest // rules.unit, rows // (rules.unit * len(growing)))
 
 
 class WholeContext:
-    """Without chunking: all remaining tokens, or nothing."""
+    """Without chunking: all remaining tokens, drafts included, or nothing."""
 
     def claim(self, demand: ContextDemand, rows: int, rules: ChunkRules) -> int:
-        cost = rules.cost(demand.remaining)
+        cost = rules.cost(demand.remaining + demand.num_drafts)
         return cost if cost <= rows else 0
 
     def share(self, demands: Sequence[ContextDemand], rows: int, rules: ChunkRules) -> list[int]:

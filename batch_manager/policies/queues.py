@@ -46,6 +46,15 @@ class WaitingQueue(Protocol):
         """`num_tokens` are computed for `request`."""
         ...
 
+    def service(self, request: Request) -> float:
+        """By how much the request stands back behind others because of what its like was served; 0 for all where that
+        does not count."""
+        ...
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Other tenant weights count from now on."""
+        ...
+
     def __iter__(self) -> Iterator[Request]:
         """The waiting requests, in no order."""
         ...
@@ -117,6 +126,12 @@ class OrderedQueue:
     def charge(self, request: Request, num_tokens: int) -> None:
         """One line for all: who was served how much does not count."""
 
+    def service(self, request: Request) -> float:  # noqa: ARG002
+        return 0.0
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """One line for all: tenants do not count."""
+
     def __iter__(self) -> Iterator[Request]:
         return iter(self._heap)
 
@@ -157,9 +172,9 @@ class FairQueue:
     def order_key(self, request: Request, sequence: int) -> OrderKey:  # noqa: ARG002
         return (0.0, sequence)
 
-    def service(self, tenant: str) -> float:
-        """Tokens per weight that `tenant` has been served."""
-        return self._tenants[tenant].service if tenant in self._tenants else self._floor
+    def service(self, request: Request) -> float:
+        """Tokens per weight that the request's tenant has been served."""
+        return self._tenant(request.tenant).service
 
     def push(self, request: Request) -> None:
         tenant = self._tenant(request.tenant)
@@ -208,7 +223,6 @@ class FairQueue:
             yield from tenant.heap
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """New weights count for what is served from now on."""
         self._weights = weights
         for name, tenant in self._tenants.items():
             tenant.weight = weights.get(name, 1.0)
