@@ -39,7 +39,7 @@ def commit(
             size -= take_back_drafts(request, num_drafts, len(tokens) - 1, speculation)
         end = start + size
         if state is RUNNING:
-            if end >= request.next_store:
+            if end >= request.next_store and not num_drafts:
                 store(request, end)
             if start < request.context_end:
                 advance_context(request, end, life)
@@ -48,6 +48,8 @@ def commit(
         request.num_placeholder_tokens -= 1
         if num_drafts:
             new_tokens, reason = append_until_stop(request, list(tokens))
+            if state is RUNNING and reason is NOT_FINISHED and end >= request.next_store:
+                store(request, end)  # only now are the ids of the accepted drafts known
         else:
             token = tokens[0]
             token_ids = request.token_ids
@@ -69,7 +71,10 @@ def commit(
 
 
 def check_counts(plan: IterationPlan, sampled: Sequence[Sequence[int]]) -> None:
-    """Raises `InvalidSampledTokensError` unless there are as many tokens for each request as can have been sampled."""
+    """Raises `InvalidSampledTokensError` unless there are as many tokens for each request as can have been sampled.
+
+    Of requests that ended meanwhile nothing is taken over, so nothing is expected.
+    """
     if len(sampled) != len(plan.scheduled):
         raise InvalidSampledTokensError(
             f"iteration {plan.iteration} has {len(plan.scheduled)} requests, but tokens came for {len(sampled)}"
@@ -80,7 +85,7 @@ def check_counts(plan: IterationPlan, sampled: Sequence[Sequence[int]]) -> None:
     for entry, count in zip(plan.scheduled, counts, strict=True):
         least = int(entry.samples)
         most = least + entry.num_draft_tokens
-        if not least <= count <= most:
+        if not least <= count <= most and not entry.request.is_finished:
             raise InvalidSampledTokensError(
                 f"iteration {plan.iteration}: {count} tokens came for request {entry.request.request_id}, "
                 f"expected {least}" + (f" to {most}" if most > least else "")

@@ -196,7 +196,7 @@ class Executor:
         """Per-request statistics since the last call; off unless `request_stats_max_iterations` is set."""
         return self._stats.take_request_stats()
 
-    def iteration_table(self) -> list[object]:
+    def iteration_table(self) -> list[IterationRow]:
         """Who ran in each iteration and how far it came; off unless `iteration_table_max_rows` is set."""
         return list(self._stats.table())
 

@@ -58,6 +58,7 @@ class ExecutorLoop:
         self._outbox: dict[ResponseListener, list[Response]] = {}
         self._iteration = 0
         self._stopping = False
+        self._stop_reason = "the executor is shutting down"
         self.last_progress = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="executor-loop", daemon=True)
 
@@ -75,7 +76,7 @@ class ExecutorLoop:
         """
         with self._changed:
             if self._stopping:
-                raise ExecutorShutDownError("the executor is shutting down")
+                raise ExecutorShutDownError(self._stop_reason)
             added: list[int] = []
             try:
                 for scheduled, _ in sequences:
@@ -122,10 +123,18 @@ class ExecutorLoop:
     # -- the loop's thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            self._iterate()
-            self._send()
-        self._end_all(ExecutorShutDownError("the executor was shut down before the request ended"))
+        reason = "the executor was shut down"
+        try:
+            while self._wait_for_work():
+                self._iterate()
+                self._send()
+        except Exception as error:  # a fault of the scheduler itself: nobody may be left waiting for an answer
+            _logger.exception("the executor's loop ends after a fault that it cannot recover from")
+            reason = f"the executor stopped after an internal fault ({error!r})"
+        with self._changed:
+            self._stopping = True
+            self._stop_reason = reason
+            self._end_all(ExecutorShutDownError(f"{reason} before the request ended"))
         self._send()
 
     def _wait_for_work(self) -> bool:
@@ -157,14 +166,14 @@ class ExecutorLoop:
             self._sequences[item.request.request_id].note_scheduled(plan.iteration, started)
         try:
             sampled, engine_seconds = self._compute(plan)
-        except Exception as error:  # whatever the engine raises, it fails this batch and not the loop
+            self._fail_undrawn(plan, sampled)
+            with self._changed:
+                self._stats.record_rows(plan)
+                progress = self._batch_manager.update(plan, [sequence.token_ids for sequence in sampled])
+        except Exception as error:  # whatever is raised on the way, it fails this batch and not the loop
             _logger.exception("iteration %d failed; its %d requests end", plan.iteration, len(plan.scheduled))
             self._fail(plan, error)
             return
-        self._fail_undrawn(plan, sampled)
-        with self._changed:
-            self._stats.record_rows(plan)
-            progress = self._batch_manager.update(plan, [sequence.token_ids for sequence in sampled])
         self._respond(plan, sampled, progress)
         self._propose_drafts(progress)
         self.last_progress = time.monotonic()
@@ -261,7 +270,8 @@ class ExecutorLoop:
             for sequence in live.sequences:
                 self._batch_manager.cancel_request(sequence.scheduled.request_id)
                 self._forget_sequence(sequence)
-            self._live.pop(live.request_id, None)
+            if self._live.pop(live.request_id, None) is None:
+                return
         self._post(live, live.error_response(error))
 
     def _forget_sequence(self, sequence: LiveSequence) -> None:
