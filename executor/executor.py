@@ -12,7 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
-from batch_manager import BatchManager, RefusalReason, RequestRefused
+from batch_manager import BatchManager, IterationRow, RefusalReason, RequestRefused
 from batch_manager import Request as ScheduledState
 from batch_manager.kv import KvCacheManager
 from engine_build.engine_dir import EngineDirectory

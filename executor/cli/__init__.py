@@ -1,0 +1,25 @@
+"""The `executor` command: serve an engine directory, generate from one, talk to one."""
+
+from __future__ import annotations
+
+import typer
+
+from executor.cli.chat import chat
+from executor.cli.generate import generate
+from executor.cli.serve import serve
+
+app = typer.Typer(
+    help="Runs engine directories that engine-build wrote.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(chat)
+
+
+def main() -> None:
+    """Entry point of the `executor` console script."""
+    app()

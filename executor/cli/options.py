@@ -1,0 +1,170 @@
+"""Command line options that several commands share, and what they make."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from executor import (
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    ExecutorConfig,
+    KvCacheConfig,
+    SamplingConfig,
+    SchedulerConfig,
+)
+
+_RUN = "How the engine runs"
+_SAMPLING = "How tokens are chosen"
+
+
+class CapacityPolicyName(StrEnum):
+    MAX_UTILIZATION = "max_utilization"
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+    STATIC_BATCH = "static_batch"
+
+
+class ChunkingPolicyName(StrEnum):
+    FIRST_COME_FIRST_SERVED = "first_come_first_served"
+    EQUAL_PROGRESS = "equal_progress"
+
+
+class LogLevelName(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+EngineDir = Annotated[Path, typer.Argument(metavar="ENGINE_DIR", help="What engine-build wrote.", show_default=False)]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option("--max_batch_size", help="Requests in one iteration; the engine's by default.", rich_help_panel=_RUN),
+]
+MaxNumTokens = Annotated[
+    int | None,
+    typer.Option("--max_num_tokens", help="Tokens in one iteration; the engine's by default.", rich_help_panel=_RUN),
+]
+KvCacheMaxTokens = Annotated[
+    int | None,
+    typer.Option("--kv_cache_max_tokens", help="Tokens that the KV cache holds.", rich_help_panel=_RUN),
+]
+KvCacheFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--kv_cache_free_gpu_mem_fraction",
+        help="Part of the free memory for the KV cache (main memory on a CPU).",
+        rich_help_panel=_RUN,
+    ),
+]
+KvCacheDtype = Annotated[
+    str | None,
+    typer.Option("--kv_cache_dtype", help="int8 halves or quarters the KV cache.", rich_help_panel=_RUN),
+]
+BlockReuse = Annotated[
+    bool,
+    typer.Option(
+        "--enable_block_reuse/--disable_block_reuse",
+        help="Whether requests share cached blocks of equal beginnings.",
+        rich_help_panel=_RUN,
+    ),
+]
+CapacityPolicy = Annotated[
+    CapacityPolicyName,
+    typer.Option("--capacity_scheduler_policy", help="Who may hold KV blocks.", rich_help_panel=_RUN),
+]
+ChunkingPolicy = Annotated[
+    ChunkingPolicyName,
+    typer.Option("--context_chunking_policy", help="How long prompts share the token budget.", rich_help_panel=_RUN),
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Logits that are bit-equal whatever else is in the batch; somewhat slower.",
+        rich_help_panel=_RUN,
+    ),
+]
+NumThreads = Annotated[
+    int | None, typer.Option("--num_threads", help="CPU threads; all cores by default.", rich_help_panel=_RUN)
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0, or unset: the likeliest token.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int | None, typer.Option("--top_k", help="Keep so many tokens; 0: all.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[
+    float | None, typer.Option("--top_p", help="Keep tokens up to this probability.", rich_help_panel=_SAMPLING)
+]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min_p", help="Keep tokens this likely, relative to the likeliest.", rich_help_panel=_SAMPLING),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the draws.", rich_help_panel=_SAMPLING)]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition_penalty", help="Above 1: fewer repetitions.", rich_help_panel=_SAMPLING)
+]
+MaxTokens = Annotated[int | None, typer.Option("--max_tokens", help="Most tokens of an answer.", show_default=False)]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")]
+LogLevel = Annotated[LogLevelName, typer.Option("--log_level", help="Lines on standard error.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the model's end token.")]
+
+
+def executor_config(
+    *,
+    max_batch_size: int | None,
+    max_num_tokens: int | None,
+    kv_cache_max_tokens: int | None,
+    kv_cache_free_gpu_mem_fraction: float | None,
+    kv_cache_dtype: str | None,
+    enable_block_reuse: bool,
+    capacity_scheduler_policy: CapacityPolicyName,
+    context_chunking_policy: ChunkingPolicyName,
+    deterministic: bool,
+    num_threads: int | None,
+    max_queue_size: int | None = None,
+    max_queued_tokens: int | None = None,
+    iteration_table_max_rows: int = 0,
+) -> ExecutorConfig:
+    """What the options say about running an engine."""
+    return ExecutorConfig(
+        scheduler_config=SchedulerConfig(
+            CapacitySchedulerPolicy[capacity_scheduler_policy.name],
+            ContextChunkingPolicy[context_chunking_policy.name],
+        ),
+        kv_cache_config=KvCacheConfig(
+            enable_block_reuse=enable_block_reuse,
+            max_tokens=kv_cache_max_tokens,
+            free_gpu_memory_fraction=kv_cache_free_gpu_mem_fraction,
+            kv_cache_dtype=kv_cache_dtype,
+        ),
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        max_queue_size=max_queue_size,
+        max_queued_tokens=max_queued_tokens,
+        deterministic=deterministic,
+        num_threads=num_threads,
+        iteration_table_max_rows=iteration_table_max_rows,
+    )
+
+
+def sampling_config(
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+    repetition_penalty: float | None,
+) -> SamplingConfig:
+    """What the options say about choosing tokens."""
+    return SamplingConfig(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+    )

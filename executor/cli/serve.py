@@ -1,0 +1,138 @@
+"""`executor serve`: an engine directory as a gRPC service."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from executor.cli import options
+from executor.cli.opening import configure_logging, end_ids, one_line_errors, opened_executor, opened_tokenizer
+from executor.serving.credentials import Credentials
+from executor.serving.grpc_control import ServedLimits
+from executor.serving.grpc_server import GrpcConfig
+from executor.serving.server import Server, ServerConfig, serve_until_signal
+
+_LISTEN = "Where, and for whom"
+_LIMITS = "Limits"
+
+
+def serve(
+    engine_dir: options.EngineDir,
+    host: Annotated[str, typer.Option("--host", rich_help_panel=_LISTEN)] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535, rich_help_panel=_LISTEN)
+    ] = 50051,
+    model_name: Annotated[
+        str | None, typer.Option("--model_name", help="Shown to clients; the directory's name by default.")
+    ] = None,
+    max_batch_size: options.MaxBatchSize = None,
+    max_num_tokens: options.MaxNumTokens = None,
+    kv_cache_max_tokens: options.KvCacheMaxTokens = None,
+    kv_cache_free_gpu_mem_fraction: options.KvCacheFraction = None,
+    kv_cache_dtype: options.KvCacheDtype = None,
+    enable_block_reuse: options.BlockReuse = True,
+    capacity_scheduler_policy: options.CapacityPolicy = options.CapacityPolicyName.GUARANTEED_NO_EVICT,
+    context_chunking_policy: options.ChunkingPolicy = options.ChunkingPolicyName.FIRST_COME_FIRST_SERVED,
+    deterministic: options.Deterministic = False,
+    num_threads: options.NumThreads = None,
+    max_queue_size: Annotated[
+        int | None, typer.Option("--max_queue_size", help="Requests that may wait.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_queued_tokens: Annotated[
+        int | None, typer.Option("--max_queued_tokens", help="Prompt tokens that may wait.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_message_bytes: Annotated[
+        int, typer.Option("--max_message_bytes", help="Largest request message.", min=1024, rich_help_panel=_LIMITS)
+    ] = 4 << 20,
+    slow_reader_seconds: Annotated[
+        float,
+        typer.Option(
+            "--slow_reader_seconds",
+            help="A client that reads nothing for so long loses its request.",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 30.0,
+    progress_limit_seconds: Annotated[
+        float,
+        typer.Option(
+            "--progress_limit_seconds",
+            help="Unhealthy when there is work and no iteration finished for so long.",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 30.0,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain_seconds", help="How long open requests may go on after SIGTERM.", min=0, rich_help_panel=_LIMITS
+        ),
+    ] = 30.0,
+    tls_certificate: Annotated[
+        Path | None, typer.Option("--tls_certificate", help="PEM file; with it TLS only.", rich_help_panel=_LISTEN)
+    ] = None,
+    tls_private_key: Annotated[
+        Path | None, typer.Option("--tls_private_key", help="PEM file.", rich_help_panel=_LISTEN)
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls_client_ca", help="PEM file; clients must show a certificate it signed.", rich_help_panel=_LISTEN
+        ),
+    ] = None,
+    bearer_token_file: Annotated[
+        Path | None,
+        typer.Option("--bearer_token_file", help="Clients must send the token in it.", rich_help_panel=_LISTEN),
+    ] = None,
+    iteration_table_max_rows: Annotated[
+        int, typer.Option("--iteration_table_max_rows", help="Rows kept for Control.IterationTable.", min=0)
+    ] = 0,
+    log_level: options.LogLevel = options.LogLevelName.INFO,
+) -> None:
+    """Serve an engine directory over gRPC. Prints `listening on HOST:PORT` when it is ready."""
+    configure_logging(log_level)
+    config = options.executor_config(
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        kv_cache_max_tokens=kv_cache_max_tokens,
+        kv_cache_free_gpu_mem_fraction=kv_cache_free_gpu_mem_fraction,
+        kv_cache_dtype=kv_cache_dtype,
+        enable_block_reuse=enable_block_reuse,
+        capacity_scheduler_policy=capacity_scheduler_policy,
+        context_chunking_policy=context_chunking_policy,
+        deterministic=deterministic,
+        num_threads=num_threads,
+        max_queue_size=max_queue_size,
+        max_queued_tokens=max_queued_tokens,
+        iteration_table_max_rows=iteration_table_max_rows,
+    )
+    with one_line_errors():
+        credentials = Credentials.load(
+            certificate=tls_certificate,
+            private_key=tls_private_key,
+            client_ca=tls_client_ca,
+            bearer_token_file=bearer_token_file,
+        )
+    with opened_executor(engine_dir, config) as executor:
+        tokenizer = opened_tokenizer(executor)
+        server_config = ServerConfig(
+            model_name=model_name or engine_dir.resolve().name,
+            limits=ServedLimits(
+                max_batch_size=max_batch_size or executor.spec.max_batch_size,
+                max_num_tokens=max_num_tokens or executor.spec.max_num_tokens,
+            ),
+            end_ids=end_ids(executor, tokenizer),
+            grpc=GrpcConfig(host, port, max_message_bytes, credentials),
+            slow_reader_seconds=slow_reader_seconds,
+            progress_limit_seconds=progress_limit_seconds,
+            drain_seconds=drain_seconds,
+        )
+
+        async def run() -> None:
+            server = Server(executor, tokenizer, server_config)
+            await serve_until_signal(server, lambda port: typer.echo(f"listening on {host}:{port}"))
+
+        asyncio.run(run())

@@ -1,0 +1,239 @@
+"""The layer between every protocol and the Executor: requests in, typed events out.
+
+```
+                        executor's loop thread          |  asyncio loop
+start(request) ─────────────────────────────────────────┼─ checks, tokenizes, enqueues
+                        listener(responses) ── one ─────┼► deliver: each response to its output's stream
+                        once an iteration    wake-up    |
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import uuid
+from collections.abc import Iterable
+
+from executor.api.errors import DuplicateRequestError, ExecutorShutDownError, QueueFullError, UnsupportedFeatureError
+from executor.api.request import OutputConfig, Request
+from executor.api.response import Response
+from executor.serving.events import Accepted
+from executor.serving.generation_request import GenerationRequest
+from executor.serving.interface import ServedExecutor
+from executor.serving.prompt import prompt_token_ids
+from executor.serving.stream import GenerationStream, OutputState
+from executor.text import TextStream, Tokenizer
+
+_logger = logging.getLogger(__name__)
+
+_SEED_RANGE = 2**64
+
+
+class SlowReaderError(QueueFullError):
+    """The client did not take its events for too long; its request was cancelled. The same request may succeed."""
+
+
+class GenerationService:
+    """Runs generations on an executor for any number of protocols.
+
+    Make it on the asyncio loop that uses it; it belongs to that loop. Close it before the executor shuts down.
+    """
+
+    def __init__(
+        self,
+        executor: ServedExecutor,
+        tokenizer: Tokenizer | None,
+        *,
+        end_ids: Iterable[int],
+        slow_reader_seconds: float = 30.0,
+    ) -> None:
+        """Serve an executor.
+
+        Args:
+            executor: runs the requests.
+            tokenizer: the engine directory's; `None` serves token ids only.
+            end_ids: the model's end tokens; the first is the one the executor masks below `min_tokens`.
+            slow_reader_seconds: a client that takes none of its waiting events for so long loses its request.
+        """
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.end_ids = tuple(end_ids)
+        self.slow_reader_seconds = slow_reader_seconds
+        self.is_draining = False
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, GenerationStream] = {}
+        self._outputs: dict[int, tuple[GenerationStream, OutputState]] = {}
+        self._watch = self._loop.create_task(self._watch_readers())
+
+    @property
+    def num_live_requests(self) -> int:
+        return len(self._streams)
+
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        """Check, tokenize and queue a request.
+
+        Returns:
+            Its events; use it in a `with` block, whose end cancels what has not ended.
+
+        Raises:
+            RequestError: of the kind that says what is wrong, with the field at fault; nothing is queued.
+        """
+        if self.is_draining:
+            raise ExecutorShutDownError("the server is draining and takes no new requests")
+        request.validate()
+        if request.stop_strings and self.tokenizer is None:
+            raise UnsupportedFeatureError(
+                "stop_strings is not offered: the engine directory has no tokenizer; use stop_token_ids",
+                field="stop_strings",
+            )
+        request_id = uuid.uuid4().hex if request.request_id is None else request.request_id
+        if request_id in self._streams:
+            raise DuplicateRequestError(f"request_id {request_id!r} belongs to a live request", field="request_id")
+        token_ids = prompt_token_ids(self.tokenizer, request.prompt)
+        executor_ids = self._enqueue(request, token_ids)
+
+        stream = GenerationStream(Accepted(request_id, len(token_ids), tuple(executor_ids)), self._close_stream)
+        for index, executor_id in enumerate(executor_ids):
+            text = None
+            if self.tokenizer is not None:
+                text = TextStream(self.tokenizer, list(request.stop_strings), request.include_stop)
+            self._outputs[executor_id] = (
+                stream,
+                OutputState(
+                    index,
+                    text,
+                    has_stop_strings=bool(request.stop_strings),
+                    end_ids=frozenset() if request.ignore_eos else frozenset(self.end_ids),
+                    prompt_tokens=len(token_ids),
+                    streaming=request.streaming,
+                ),
+            )
+        self._streams[request_id] = stream
+        return stream
+
+    def abort(self, request_id: str) -> bool:
+        """Cancel a live request by its exact id; its open outputs finish with `CANCELLED`. False: no such request."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.num_open_outputs == 0:
+            return False
+        for executor_id in stream.accepted.executor_request_ids:
+            if executor_id in self._outputs:
+                self.executor.cancel_request(executor_id)
+        return True
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests and wait for the live ones; after so many seconds cancel them."""
+        self.is_draining = True
+        deadline = self._loop.time() + seconds
+        while self._streams and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._streams):
+            self.abort(request_id)
+
+    def close(self) -> None:
+        """Cancel everything. The executor outlives it."""
+        self.is_draining = True
+        self._watch.cancel()
+        for stream in list(self._streams.values()):
+            self._close_stream(stream)
+
+    # -- to the executor ----------------------------------------------------------------------------------------------
+
+    def _enqueue(self, request: GenerationRequest, token_ids: list[int]) -> list[int]:
+        """Queue one executor request for each output, so that each can end by itself; all or none."""
+        executor_ids: list[int] = []
+        try:
+            for index in range(request.num_return_sequences):
+                output = self._executor_request(request, token_ids, index)
+                executor_ids.append(self.executor.enqueue_request(output, listener=self._on_responses))
+        except BaseException:
+            for executor_id in executor_ids:
+                self.executor.cancel_request(executor_id)
+            raise
+        return executor_ids
+
+    def _executor_request(self, request: GenerationRequest, token_ids: list[int], index: int) -> Request:
+        sampling = request.sampling_config
+        if sampling.seed is not None and index:
+            sampling = dataclasses.replace(sampling, seed=(sampling.seed + index) % _SEED_RANGE)
+        end_ids = () if request.ignore_eos else self.end_ids
+        stop_token_ids = [*end_ids[1:], *request.stop_token_ids]
+        return Request(
+            token_ids,
+            self._max_tokens(request, len(token_ids)),
+            streaming=True,
+            sampling_config=sampling,
+            output_config=OutputConfig(
+                return_log_probs=request.return_log_probs, num_top_log_probs=request.num_top_log_probs
+            ),
+            end_id=end_ids[0] if end_ids else None,
+            bad_words=[list(word) for word in request.bad_words] or None,
+            stop_words=[[token_id] for token_id in stop_token_ids] or None,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt_id=request.cache_salt_id,
+            allotted_time_ms=request.allotted_time_ms,
+            guided_decoding_params=request.guided_decoding_params,
+            lookahead_config=request.lookahead_config,
+        )
+
+    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
+        if request.max_tokens is not None:
+            return request.max_tokens
+        # At least 1: a prompt that leaves no room is then refused by the executor, with the numbers.
+        return max(1, self.executor.spec.max_seq_len - prompt_tokens)
+
+    # -- from the executor --------------------------------------------------------------------------------------------
+
+    def _on_responses(self, responses: list[Response]) -> None:
+        """On the executor's thread, once an iteration: hand all of it over with one wake-up."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, responses)
+
+    def _deliver(self, responses: list[Response]) -> None:
+        outputs = self._outputs
+        for response in responses:
+            entry = outputs.get(response.request_id)
+            if entry is None:
+                continue  # ended here already, by a stop string or because its client left
+            stream, output = entry
+            if response.error is not None:
+                self._drop_outputs(stream)
+                stream.fail(response.error)
+                continue
+            delta, finished = output.take(response.result)
+            if delta is not None:
+                stream.put(delta)
+            if finished is not None:
+                del outputs[response.request_id]
+                if not response.is_final:
+                    self.executor.cancel_request(response.request_id)
+                stream.put(finished)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _drop_outputs(self, stream: GenerationStream) -> None:
+        """Forget a stream's open outputs and cancel them in the executor."""
+        for executor_id in stream.accepted.executor_request_ids:
+            if self._outputs.pop(executor_id, None) is not None:
+                self.executor.cancel_request(executor_id)
+
+    def _close_stream(self, stream: GenerationStream) -> None:
+        self._drop_outputs(stream)
+        self._streams.pop(stream.accepted.request_id, None)
+
+    async def _watch_readers(self) -> None:
+        """Cancel requests whose reader has been busy with one event for too long."""
+        limit = self.slow_reader_seconds
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            now = self._loop.time()
+            for stream in list(self._streams.values()):
+                if stream.busy_since is not None and now - stream.busy_since > limit:
+                    _logger.warning("request %s: its reader is stuck; cancelled", stream.accepted.request_id)
+                    self._drop_outputs(stream)
+                    stream.interrupt(
+                        SlowReaderError(f"the client took no events for {limit:g} s; its request was cancelled")
+                    )

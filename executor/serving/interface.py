@@ -1,0 +1,45 @@
+"""What the serving layer needs from an Executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from batch_manager.iteration_table import IterationRow
+from executor.api.request import Request
+from executor.api.response import Response
+from executor.api.stats import IterationStats
+from executor.engines.interface import EngineSpec
+
+
+class ServedExecutor(Protocol):
+    """An `executor.Executor`, or anything that keeps its promises (tests serve one without an engine)."""
+
+    @property
+    def spec(self) -> EngineSpec: ...
+    @property
+    def engine_dir(self) -> Path: ...
+    @property
+    def last_progress(self) -> float:
+        """`time.monotonic()` when the last iteration finished."""
+        ...
+
+    @property
+    def num_unfinished_requests(self) -> int: ...
+
+    def enqueue_request(self, request: Request, *, listener: Callable[[list[Response]], None]) -> int:
+        """Queue a request; the listener is called on another thread, at most once an iteration."""
+        ...
+
+    def cancel_request(self, request_id: int, /) -> None:
+        """Idempotent, from any thread; exactly one final response follows unless the request had ended."""
+        ...
+
+    def get_latest_iteration_stats(self) -> Sequence[IterationStats]:
+        """Iterations since the last call."""
+        ...
+
+    def iteration_table(self) -> Sequence[IterationRow]:
+        """The rows recorded so far, oldest first."""
+        ...

@@ -1,0 +1,52 @@
+"""From what a client sends as a prompt to token ids."""
+
+from __future__ import annotations
+
+from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
+from executor.serving.generation_request import ChatPrompt, Prompt, TextPrompt, check_unicode
+from executor.text import ChatTemplateError, MissingChatTemplateError, Tokenizer
+
+
+def prompt_token_ids(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
+    """Tokenize a prompt.
+
+    Raises:
+        InvalidRequestError: the prompt is empty or not valid Unicode, or the chat template refuses the conversation.
+        UnsupportedFeatureError: text without a tokenizer, or a conversation without a chat template.
+    """
+    if isinstance(prompt, TextPrompt):
+        field = "text"
+        check_unicode(field, prompt.text)
+        token_ids = _needed(tokenizer, field).encode(prompt.text)
+    elif isinstance(prompt, ChatPrompt):
+        field = "chat"
+        token_ids = _chat_token_ids(_needed(tokenizer, field), prompt)
+    else:
+        field = "input_token_ids"
+        token_ids = list(prompt.token_ids)
+    if not token_ids:
+        raise InvalidRequestError(f"{field} is empty; a prompt has at least one token", field=field)
+    return token_ids
+
+
+def _chat_token_ids(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
+    if not prompt.messages:
+        raise InvalidRequestError(
+            "chat.messages is empty; a conversation has at least one message", field="chat.messages"
+        )
+    for index, message in enumerate(prompt.messages):
+        check_unicode(f"chat.messages[{index}].content", message.content)
+    try:
+        return tokenizer.encode_chat([{"role": turn.role, "content": turn.content} for turn in prompt.messages])
+    except MissingChatTemplateError as error:
+        raise UnsupportedFeatureError(f"chat is not offered: {error}", field="chat") from None
+    except ChatTemplateError as error:
+        raise InvalidRequestError(f"chat.messages: {error}", field="chat.messages") from None
+
+
+def _needed(tokenizer: Tokenizer | None, field: str) -> Tokenizer:
+    if tokenizer is None:
+        raise UnsupportedFeatureError(
+            f"{field} is not offered: the engine directory has no tokenizer; send input_token_ids", field=field
+        )
+    return tokenizer

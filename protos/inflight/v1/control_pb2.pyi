@@ -1,0 +1,178 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HealthState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEALTH_STATE_UNSPECIFIED: _ClassVar[HealthState]
+    HEALTH_STATE_SERVING: _ClassVar[HealthState]
+    HEALTH_STATE_STALLED: _ClassVar[HealthState]
+    HEALTH_STATE_DRAINING: _ClassVar[HealthState]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_CONTEXT: _ClassVar[Phase]
+    PHASE_GENERATION: _ClassVar[Phase]
+HEALTH_STATE_UNSPECIFIED: HealthState
+HEALTH_STATE_SERVING: HealthState
+HEALTH_STATE_STALLED: HealthState
+HEALTH_STATE_DRAINING: HealthState
+PHASE_UNSPECIFIED: Phase
+PHASE_CONTEXT: Phase
+PHASE_GENERATION: Phase
+
+class ServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ServerInfoResponse(_message.Message):
+    __slots__ = ("schema_revision", "version", "engine_dir", "uptime_seconds", "max_batch_size", "max_num_tokens", "tokens_per_block", "kv_bytes_per_block")
+    SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_DIR_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    schema_revision: int
+    version: str
+    engine_dir: str
+    uptime_seconds: float
+    max_batch_size: int
+    max_num_tokens: int
+    tokens_per_block: int
+    kv_bytes_per_block: int
+    def __init__(self, schema_revision: _Optional[int] = ..., version: _Optional[str] = ..., engine_dir: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., max_batch_size: _Optional[int] = ..., max_num_tokens: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ...) -> None: ...
+
+class ModelInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelInfoResponse(_message.Message):
+    __slots__ = ("name", "vocab_size", "num_layers", "num_kv_heads", "head_size", "max_input_len", "max_seq_len", "end_ids", "has_tokenizer", "has_chat_template")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_INPUT_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQ_LEN_FIELD_NUMBER: _ClassVar[int]
+    END_IDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    max_input_len: int
+    max_seq_len: int
+    end_ids: _containers.RepeatedScalarFieldContainer[int]
+    has_tokenizer: bool
+    has_chat_template: bool
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., max_input_len: _Optional[int] = ..., max_seq_len: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., has_tokenizer: bool = ..., has_chat_template: bool = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ("num_unfinished_requests", "latest_iteration")
+    NUM_UNFINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    num_unfinished_requests: int
+    latest_iteration: IterationStatsResponse
+    def __init__(self, num_unfinished_requests: _Optional[int] = ..., latest_iteration: _Optional[_Union[IterationStatsResponse, _Mapping]] = ...) -> None: ...
+
+class HealthRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HealthResponse(_message.Message):
+    __slots__ = ("state", "seconds_since_progress", "num_unfinished_requests")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNFINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    state: HealthState
+    seconds_since_progress: float
+    num_unfinished_requests: int
+    def __init__(self, state: _Optional[_Union[HealthState, str]] = ..., seconds_since_progress: _Optional[float] = ..., num_unfinished_requests: _Optional[int] = ...) -> None: ...
+
+class IterationStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class IterationStatsResponse(_message.Message):
+    __slots__ = ("iteration", "iteration_latency_ms", "engine_latency_ms", "num_active_requests", "num_queued_requests", "num_completed_requests", "num_scheduled_requests", "num_context_requests", "num_generation_requests", "num_paused_requests", "num_context_tokens", "max_num_blocks", "free_num_blocks", "used_num_blocks", "reused_blocks", "missed_blocks")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPLETED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCHEDULED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTEXT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATION_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAUSED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USED_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    iteration_latency_ms: float
+    engine_latency_ms: float
+    num_active_requests: int
+    num_queued_requests: int
+    num_completed_requests: int
+    num_scheduled_requests: int
+    num_context_requests: int
+    num_generation_requests: int
+    num_paused_requests: int
+    num_context_tokens: int
+    max_num_blocks: int
+    free_num_blocks: int
+    used_num_blocks: int
+    reused_blocks: int
+    missed_blocks: int
+    def __init__(self, iteration: _Optional[int] = ..., iteration_latency_ms: _Optional[float] = ..., engine_latency_ms: _Optional[float] = ..., num_active_requests: _Optional[int] = ..., num_queued_requests: _Optional[int] = ..., num_completed_requests: _Optional[int] = ..., num_scheduled_requests: _Optional[int] = ..., num_context_requests: _Optional[int] = ..., num_generation_requests: _Optional[int] = ..., num_paused_requests: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., max_num_blocks: _Optional[int] = ..., free_num_blocks: _Optional[int] = ..., used_num_blocks: _Optional[int] = ..., reused_blocks: _Optional[int] = ..., missed_blocks: _Optional[int] = ...) -> None: ...
+
+class IterationTableRequest(_message.Message):
+    __slots__ = ("first_iteration",)
+    FIRST_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    first_iteration: int
+    def __init__(self, first_iteration: _Optional[int] = ...) -> None: ...
+
+class IterationTableResponse(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[IterationTableRow]
+    def __init__(self, rows: _Optional[_Iterable[_Union[IterationTableRow, _Mapping]]] = ...) -> None: ...
+
+class IterationTableRow(_message.Message):
+    __slots__ = ("iteration", "executor_request_id", "phase", "num_computed_tokens", "num_tokens_with_spec", "reused_tokens", "num_scheduled_tokens", "blocks")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_WITH_SPEC_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    executor_request_id: int
+    phase: Phase
+    num_computed_tokens: int
+    num_tokens_with_spec: int
+    reused_tokens: int
+    num_scheduled_tokens: int
+    blocks: int
+    def __init__(self, iteration: _Optional[int] = ..., executor_request_id: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_computed_tokens: _Optional[int] = ..., num_tokens_with_spec: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., num_scheduled_tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...

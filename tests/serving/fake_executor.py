@@ -1,0 +1,228 @@
+"""An executor without an engine: keeps the promises of `ServedExecutor` and returns tokens at once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from batch_manager.iteration_table import IterationRow
+from batch_manager.plan import Phase
+from batch_manager.request import FinishReason
+from executor.api.errors import EngineStepError, InvalidRequestError, QueueFullError, RequestError
+from executor.api.request import Request
+from executor.api.response import Response, Result, Usage
+from executor.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
+from executor.engines.interface import EngineSpec
+
+Listener = Callable[[list[Response]], None]
+
+
+@dataclass
+class _Live:
+    request_id: int
+    request: Request
+    listener: Listener
+    generated: int = 0
+
+
+def echo(request: Request, position: int) -> int:
+    """The prompt, over and over: the token at a position of the output."""
+    return request.input_token_ids[position % len(request.input_token_ids)]
+
+
+class FakeExecutor:
+    """Every iteration gives each live request its next token.
+
+    `hold()` stops the iterations, as a stuck engine would; `step_seconds` paces them.
+    """
+
+    spec = EngineSpec(
+        vocab_size=258,
+        num_layers=2,
+        num_kv_heads=2,
+        head_size=16,
+        tokens_per_block=16,
+        max_batch_size=64,
+        max_num_tokens=1024,
+        max_input_len=4096,
+        max_seq_len=8192,
+        kv_bytes_per_block=4096,
+    )
+    engine_dir = Path("/nowhere/fake-engine")
+
+    def __init__(
+        self,
+        next_token: Callable[[Request, int], int] = echo,
+        *,
+        step_seconds: float = 0.0,
+        max_queue_size: int | None = None,
+        fail_at: int | None = None,
+    ) -> None:
+        self.requests: list[Request] = []
+        """All that were ever queued, oldest first."""
+        self.cancelled: list[int] = []
+        self.last_progress = time.monotonic()
+        self._next_token = next_token
+        self._step_seconds = step_seconds
+        self._max_queue_size = max_queue_size
+        self._fail_at = fail_at
+        self._live: dict[int, _Live] = {}
+        self._ids = itertools.count(1)
+        self._changed = threading.Condition()
+        self._held = False
+        self._stopped = False
+        self._iteration = 0
+        self._stats: list[IterationStats] = []
+        self._rows: list[IterationRow] = []
+        self._thread = threading.Thread(target=self._run, name="fake-executor", daemon=True)
+        self._thread.start()
+
+    # -- ServedExecutor
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._live)
+
+    def enqueue_request(self, request: Request, *, listener: Listener) -> int:
+        request.validate()
+        self._check(request)
+        with self._changed:
+            if self._max_queue_size is not None and len(self._live) >= self._max_queue_size:
+                raise QueueFullError(f"{len(self._live)} requests wait; max_queue_size is {self._max_queue_size}")
+            request_id = next(self._ids)
+            self._live[request_id] = _Live(request_id, request, listener)
+            self.requests.append(request)
+            self._changed.notify()
+        return request_id
+
+    def cancel_request(self, request_id: int) -> None:
+        with self._changed:
+            live = self._live.pop(request_id, None)
+            self.cancelled.append(request_id)
+        if live is not None:
+            live.listener([self._response(live, [], FinishReason.CANCELLED)])
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        with self._changed:
+            taken, self._stats = self._stats, []
+        return taken
+
+    def iteration_table(self) -> list[IterationRow]:
+        return list(self._rows)
+
+    # -- what tests do to it
+
+    def hold(self) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        with self._changed:
+            self._held = False
+            self._changed.notify()
+
+    def shutdown(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    # -- the loop
+
+    def _check(self, request: Request) -> None:
+        length = len(request.input_token_ids)
+        if length > self.spec.max_input_len:
+            raise InvalidRequestError(f"the prompt has {length} tokens; max_input_len is 4096", field="input_token_ids")
+        if length + request.max_tokens > self.spec.max_seq_len:
+            raise InvalidRequestError("prompt and max_tokens exceed max_seq_len", field="max_tokens")
+        if not all(0 <= token_id < self.spec.vocab_size for token_id in request.input_token_ids):
+            raise InvalidRequestError("input_token_ids holds an id out of range", field="input_token_ids")
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or (self._live and not self._held))
+                if self._stopped:
+                    return
+                by_listener: dict[Listener, list[Response]] = defaultdict(list)
+                scheduled = list(self._live.values())
+                for live in scheduled:
+                    by_listener[live.listener].append(self._step(live))
+                self._note(scheduled)
+            for listener, responses in by_listener.items():
+                listener(responses)
+            self.last_progress = time.monotonic()
+            if self._step_seconds:
+                time.sleep(self._step_seconds)
+
+    def _step(self, live: _Live) -> Response:
+        if live.generated == self._fail_at:
+            del self._live[live.request_id]
+            return Response(live.request_id, error=_step_error())
+        token_id = self._next_token(live.request, live.generated)
+        live.generated += 1
+        reason = FinishReason.NOT_FINISHED
+        if token_id == live.request.end_id:
+            reason = FinishReason.END_ID
+        elif [token_id] in (live.request.stop_words or []):
+            reason = FinishReason.STOP_WORDS
+        elif live.generated == live.request.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not FinishReason.NOT_FINISHED:
+            del self._live[live.request_id]
+        return self._response(live, [token_id], reason)
+
+    def _response(self, live: _Live, token_ids: list[int], reason: FinishReason) -> Response:
+        done = reason is not FinishReason.NOT_FINISHED
+        result = Result(
+            is_final=done,
+            is_sequence_final=done,
+            output_token_ids=[token_ids],
+            finish_reasons=[reason],
+            usage=Usage(len(live.request.input_token_ids), live.generated, 0),
+        )
+        if live.request.output_config.return_log_probs:
+            result.log_probs = [[-0.25] * len(token_ids)]
+        return Response(live.request_id, result)
+
+    def _note(self, scheduled: list[_Live]) -> None:
+        self._iteration += 1
+        contexts = [live for live in scheduled if live.generated == 1]
+        self._stats.append(
+            IterationStats(
+                iter=self._iteration,
+                num_active_requests=len(self._live),
+                num_completed_requests=len(scheduled) - len(self._live),
+                kv_cache_stats=KvCacheStats(max_num_blocks=100, free_num_blocks=100 - len(scheduled)),
+                inflight_batching_stats=InflightBatchingStats(
+                    num_scheduled_requests=len(scheduled),
+                    num_context_requests=len(contexts),
+                    num_gen_requests=len(scheduled) - len(contexts),
+                ),
+            )
+        )
+        del self._stats[:-1000]
+        if len(self._rows) < 10_000:
+            for live in scheduled:
+                length = len(live.request.input_token_ids) + live.generated - 1
+                first = live.generated == 1
+                self._rows.append(
+                    IterationRow(
+                        self._iteration,
+                        live.request_id,
+                        Phase.CONTEXT if first else Phase.GENERATION,
+                        0 if first else length - 1,
+                        length,
+                        0,
+                        length if first else 1,
+                        length // self.spec.tokens_per_block + 1,
+                    )
+                )
+
+
+def _step_error() -> RequestError:
+    return EngineStepError("the engine failed on this step")
