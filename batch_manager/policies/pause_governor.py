@@ -10,7 +10,7 @@ class PauseGovernor:
     every request that ends, so that it settles where pauses are rare, wherever that is for the requests' real lengths.
     """
 
-    RISE = 0.25
+    RISE = 0.1
     FALL = 0.98
 
     def __init__(self) -> None:

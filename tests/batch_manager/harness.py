@@ -53,6 +53,7 @@ class Harness:
         self.manager = BatchManager(BatchManagerConfig(**config), self.kv, self.clock)  # type: ignore[arg-type]
         self.tokens = tokens
         self.num_iterations = 0
+        self.step_seconds = 1.0
 
     def add(self, request_id: int, prompt: int | Sequence[int], max_new_tokens: int, **fields: object) -> Request:
         """`prompt`: token ids, or how many (then different for every request)."""
@@ -72,7 +73,7 @@ class Harness:
 
     def finish(self, plan: IterationPlan) -> None:
         self.num_iterations += 1
-        self.clock.now += 1.0
+        self.clock.now += self.step_seconds
         self.manager.update(plan, [self.tokens(entry) for entry in plan.scheduled])
 
     def run(self, limit: int = 100_000) -> list[IterationPlan]:
