@@ -70,7 +70,7 @@ def build_engine(
     build_config: BuildConfig,
     target: Target,
     output_dir: Path,
-    progress: ProgressCallback,
+    progress: ProgressCallback | None = None,
 ) -> EngineDirectory:
     """Write an engine directory, whole or not at all. An engine that is there already is replaced.
 
@@ -79,32 +79,37 @@ def build_engine(
         TargetError: the network does not compile.
         EngineDirectoryError: `output_dir` holds something else or cannot be written.
     """
+    report = progress or _ignore_progress
     with engine_writer(output_dir) as writer:
         directory = writer.directory
         write_network(
             checkpoint,
             _network_options(build_config, target),
             directory,
-            lambda done, total: progress("writing weights", done, total),
+            lambda done, total: report("writing weights", done, total),
         )
         _write_tokenizer(checkpoint, directory)
-        progress("compiling the plan", 0, 1)
+        report("compiling the plan", 0, 1)
         target.prove(directory / MODEL_FILE, build_config)
-        progress("compiling the plan", 1, 1)
-        progress("writing checksums", 0, 1)
+        report("compiling the plan", 1, 1)
+        report("writing checksums", 0, 1)
         manifest = _manifest(checkpoint.config, build_config, target, directory)
         (directory / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
         writer.publish()
-        progress("writing checksums", 1, 1)
+        report("writing checksums", 1, 1)
     return EngineDirectory(output_dir, manifest)
+
+
+def _ignore_progress(_stage: str, _done: int, _total: int) -> None:
+    """For a caller that does not look."""
 
 
 def _check_limits(config: BuildConfig, model: ModelConfig) -> None:
     limits = {
-        "max_batch_size": config.max_batch_size,
         "max_num_tokens": config.max_num_tokens,
-        "max_input_len": config.max_input_len,
+        "max_batch_size": config.max_batch_size,
         "max_seq_len": config.max_seq_len,
+        "max_input_len": config.max_input_len,
         "tokens_per_block": config.tokens_per_block,
     }
     for name, value in limits.items():

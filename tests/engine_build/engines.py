@@ -20,4 +20,4 @@ def tiny_gguf(directory: Path) -> Checkpoint:
 def build_tiny_engine(checkpoint: Checkpoint, output_dir: Path, target_name: str = "reference") -> EngineDirectory:
     target = select_target(target_name)
     build_config = resolve_build_config(checkpoint.config, target, max_seq_len=128)
-    return build_engine(checkpoint, build_config, target, output_dir, lambda stage, done, total: None)
+    return build_engine(checkpoint, build_config, target, output_dir)
