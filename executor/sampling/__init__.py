@@ -3,7 +3,9 @@
 from executor.sampling.interface import (
     BatchedLogitsProcessor,
     GrammarMatcher,
+    InvalidLogitsError,
     LogitsProcessor,
+    NoTokenLeftError,
     SampledRows,
     SampledSequence,
     SamplingError,
@@ -15,7 +17,9 @@ from executor.sampling.sampler import Sampler
 __all__ = [
     "BatchedLogitsProcessor",
     "GrammarMatcher",
+    "InvalidLogitsError",
     "LogitsProcessor",
+    "NoTokenLeftError",
     "SampledRows",
     "SampledSequence",
     "Sampler",

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_ALL_BITS = 2**64 - 1
 
 
-def stream_start(seed: int, sequence_index: int) -> np.uint64:
-    """The stream of a sequence. `seed` is an unsigned 64-bit integer."""
-    starts = _mixed(_mixed(np.array([seed], np.uint64)) + np.array([sequence_index], np.uint64) * _STEP)
-    return np.uint64(starts[0])
+def stream_start(seed: int, sequence_index: int) -> int:
+    """The stream of a sequence, 64 bits. `seed` is an unsigned 64-bit integer."""
+    return _mixed_integer(_mixed_integer(seed) + sequence_index * int(_STEP))
 
 
 def uniforms(starts: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -33,3 +33,11 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
     return values ^ (values >> np.uint64(31))
+
+
+def _mixed_integer(value: int) -> int:
+    """The same for one number; numpy would take longer."""
+    value = (value + int(_STEP)) & _ALL_BITS
+    value = ((value ^ (value >> 30)) * int(_MIX_1)) & _ALL_BITS
+    value = ((value ^ (value >> 27)) * int(_MIX_2)) & _ALL_BITS
+    return value ^ (value >> 31)

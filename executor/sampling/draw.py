@@ -13,10 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.sampling.ranking import RankedTokens, group_maxima, num_groups, rank_above, rank_most_likely
+from executor.sampling.ranking import group_maxima, num_groups, rank_most_likely
+from executor.sampling.wide_draw import draw_wide
 
 _FIRST_LOOK = 128
 """Ranks looked at first where only top-p or min-p limits them; few distributions need more."""
+
+_MOST_RANKS = 512
+"""A larger `top_k` is drawn row by row."""
 
 
 class DrawParameters(NamedTuple):
@@ -41,7 +45,7 @@ class DrawParameters(NamedTuple):
 
 def draw(
     logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw one token for each row.
 
     Args:
@@ -50,19 +54,28 @@ def draw(
         parameters: of each row.
 
     Returns:
-        Token ids `[R]`, and `[R]` whether the row could be drawn from: False where it holds a NaN or +inf, or
-        nothing but -inf.
+        Token ids `[R]`, and the largest logit of each row `[R]`. Where that is not finite (NaN where the row holds
+        one) the token id means nothing.
     """
     maxima = group_maxima(logits, rows)
     largest = maxima.max(axis=1)
     valid = np.isfinite(largest)
-    token_ids = np.zeros(len(rows), np.int64)
     everything = (parameters.top_k == 0) & (parameters.top_p >= 1) & (parameters.min_p <= 0)
-    for select, draw_rows in ((valid & ~everything, _draw_ranked), (valid & everything, _draw_from_all)):
-        which = np.flatnonzero(select)
-        if which.size:
-            token_ids[which] = draw_rows(logits, rows[which], maxima[which], parameters.take(which))
-    return token_ids, valid
+    many = parameters.top_k > _MOST_RANKS
+    token_ids = np.zeros(len(rows), np.int64)
+
+    which = np.flatnonzero(valid & everything)
+    if which.size:
+        token_ids[which] = _draw_from_all(logits, rows[which], maxima[which], parameters.take(which))
+    wide = valid & many
+    which = np.flatnonzero(valid & ~everything & ~many)
+    if which.size:
+        token_ids[which], complete = _draw_ranked(logits, rows[which], maxima[which], parameters.take(which))
+        wide[which] = ~complete
+    for place in np.flatnonzero(wide):
+        temperature, top_k, top_p, min_p, uniform = (values[place].item() for values in parameters)
+        token_ids[place] = draw_wide(logits[rows[place]], temperature, top_k, top_p, min_p, uniform)
+    return token_ids, largest
 
 
 def _draw_ranked(
@@ -70,36 +83,17 @@ def _draw_ranked(
     rows: NDArray[np.int64],
     maxima: NDArray[np.float32],
     parameters: DrawParameters,
-) -> NDArray[np.int64]:
-    vocab_size = logits.shape[1]
-    limited = parameters.top_k > 0
-    counts = np.minimum(np.where(limited, parameters.top_k, _FIRST_LOOK), vocab_size)
-    ranked = rank_most_likely(logits, rows, maxima, counts)
-    token_ids, reached = _draw_from_ranks(logits, rows, ranked, counts, parameters)
-    again = np.flatnonzero(~reached)
-    if again.size:
-        rest = parameters.take(again)
-        ranked = rank_above(logits, rows[again], maxima[again], _reach(logits, rows[again], maxima[again], rest))
-        counts = np.full(len(again), vocab_size)
-        token_ids[again], _ = _draw_from_ranks(logits, rows[again], ranked, counts, rest)
-    return token_ids
-
-
-def _draw_from_ranks(
-    logits: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    ranked: RankedTokens,
-    counts: NDArray[np.int64],
-    parameters: DrawParameters,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Token ids, and whether the ranks hold all tokens that the filters keep."""
+    """Token ids, and whether the ranks looked at hold all tokens that the filters keep."""
+    limited = parameters.top_k > 0
+    counts = np.minimum(np.where(limited, parameters.top_k, _FIRST_LOOK), logits.shape[1])
+    ranked = rank_most_likely(logits, rows, maxima, counts)
     values = ranked.values.astype(np.float64)
     temperature = parameters.temperature[:, None]
     with np.errstate(invalid="ignore"):
         weights = np.exp((values - values[:, :1]) / temperature)
     cumulated = np.cumsum(weights, axis=1)
     total = cumulated[:, -1].copy()
-    limited = parameters.top_k > 0
     by_mass = np.flatnonzero(~limited & (parameters.top_p < 1))
     if by_mass.size:
         total[by_mass] = _weight_sums(logits, rows[by_mass], ranked.values[by_mass, 0], parameters.temperature[by_mass])
@@ -109,32 +103,11 @@ def _draw_from_ranks(
     before = cumulated - weights
     kept = (before < nucleus[:, None]) & (weights >= parameters.min_p[:, None]) & (weights > 0)
     num_kept = kept.sum(axis=1)
-    reached = limited | (num_kept < counts) | (counts >= logits.shape[1])
+    complete = limited | (num_kept < counts) | (counts >= logits.shape[1])
     last = np.maximum(num_kept - 1, 0)
     target = parameters.uniform * cumulated[np.arange(len(rows)), last]
     rank = np.minimum((cumulated <= target[:, None]).sum(axis=1), last)
-    return ranked.token_ids[np.arange(len(rows)), rank], reached
-
-
-def _reach(
-    logits: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    maxima: NDArray[np.float32],
-    parameters: DrawParameters,
-) -> NDArray[np.float32]:
-    """A logit below which no token is kept, for rows with top-p or min-p.
-
-    Tokens of weight at most `(1 - top_p) * total / vocab` weigh at most `(1 - top_p) * total` together: the nucleus
-    is complete without them.
-    """
-    largest = maxima.max(axis=1)
-    total = _weight_sums(logits, rows, largest, parameters.temperature)
-    weight = np.maximum((1 - parameters.top_p) * total / logits.shape[1], parameters.min_p)
-    with np.errstate(divide="ignore"):
-        reach = largest + parameters.temperature * np.log(weight)
-    # A rounding below, never above.
-    below: NDArray[np.float32] = np.nextafter(reach.astype(np.float32), np.float32(-np.inf))
-    return below
+    return ranked.token_ids[np.arange(len(rows)), rank], complete
 
 
 def _weight_sums(

@@ -34,28 +34,34 @@ whose requests name the same callable."""
 
 
 class SamplingError(RequestError):
-    """No token can be drawn for this request: its logits are not numbers, or its options leave nothing to draw."""
+    """No token can be drawn for this request; other requests are not affected."""
+
+
+class InvalidLogitsError(SamplingError):
+    """The engine, or a post-processor, gave NaN or +inf for this request."""
 
     code = ErrorCode.INTERNAL
 
 
+class NoTokenLeftError(SamplingError):
+    """The request's own options (grammar, bad words, minimum length, ...) exclude every token together."""
+
+
 class GrammarMatcher(Protocol):
-    """Where one sequence is in its grammar. Made by `executor.sampling.grammar.GrammarCompiler`."""
+    """Where one sequence is in its grammar. Made by `executor.sampling.grammar.CompiledGrammar.matcher`."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Follow generated tokens; raises `SamplingError` for a token that the grammar does not allow here."""
         ...
 
-    def fill_masks(self, masks: NDArray[np.uint32], draft_token_ids: Sequence[int]) -> int:
-        """Write the tokens allowed after 0, 1, ... drafts into `masks` `[1 + drafts, ceil(vocab / 32)]`, bit `t % 32`
-        of word `t // 32` for token t, and stay where it was.
+    def fill_masks(self, masks: NDArray[np.uint32], draft_token_ids: Sequence[int]) -> None:
+        """Write which tokens are allowed after 0, 1, ... drafts, and stay where it is.
 
-        Returns the number of rows written: less than all where the grammar does not allow a draft.
+        Args:
+            masks: `[1 + drafts, ceil(vocab_size / 32)]`; token t is bit `t % 32` of word `t // 32`. Rows after a
+                draft that the grammar does not allow are left as they are: they are never reached.
+            draft_token_ids: the drafts.
         """
-        ...
-
-    def is_accepting(self, draft_token_ids: Sequence[int]) -> bool:
-        """Whether the output may end after these drafts."""
         ...
 
 
@@ -70,7 +76,7 @@ class SamplingSpec:
     stop_token_ids: Sequence[int] = ()
     """Masked like the end id."""
     stop_words: Sequence[Sequence[int]] = ()
-    """Only with a grammar: not completed before the output may end there."""
+    """Token sequences that end the output; like the end id, they are not completed before `config.min_tokens`."""
     bad_words: Sequence[Sequence[int]] = ()
     """Token sequences that are never completed."""
     embedding_bias: NDArray[np.float32] | None = None
@@ -119,11 +125,6 @@ class SamplingSpec:
         if self.sequence_index < 0:
             raise InvalidRequestError(
                 f"sequence_index is {self.sequence_index}; it must be 0 or more", field="sequence_index"
-            )
-        if self.grammar is not None and self.end_id is None and len(self.stop_token_ids) == 0:
-            raise InvalidRequestError(
-                "a grammar needs end_id or a stop token: without one the output could not end where the grammar does",
-                field="end_id",
             )
 
 
