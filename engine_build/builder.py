@@ -82,13 +82,13 @@ def build_engine(
     report = progress or _ignore_progress
     with engine_writer(output_dir) as writer:
         directory = writer.directory
+        _write_tokenizer(checkpoint, directory)
         write_network(
             checkpoint,
             _network_options(build_config, target),
             directory,
             lambda done, total: report("writing weights", done, total),
         )
-        _write_tokenizer(checkpoint, directory)
         report("compiling the plan", 0, 1)
         target.prove(directory / MODEL_FILE, build_config)
         report("compiling the plan", 1, 1)

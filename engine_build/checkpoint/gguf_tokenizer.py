@@ -61,11 +61,13 @@ class TokenType(IntEnum):
 
 
 def tokenizer_files(file: GgufFile) -> TokenizerFiles:
-    """Rebuild the tokenizer.
+    """Rebuild the tokenizer; empty when the file has none at all.
 
     Raises:
         CheckpointError: the file has a tokenizer of another kind, or a damaged one.
     """
+    if "tokenizer.ggml.model" not in file:
+        return TokenizerFiles()
     model = file.string("tokenizer.ggml.model")
     tokens = file.strings("tokenizer.ggml.tokens")
     types = _token_types(file, tokens)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from engine_build.checkpoint.interface import CheckpointError, TokenizerFiles
 from engine_build.checkpoint.json_file import JsonObject, JsonValue
 
+_TEMPLATE_FIELD = "chat_template"
 _DEFAULT_TEMPLATE = "default"
 
 
@@ -29,13 +30,12 @@ def tokenizer_files(directory: Path) -> TokenizerFiles:
         return TokenizerFiles()
     _check_tokenizer(path)
     config_path = directory / "tokenizer_config.json"
-    config = dict(JsonObject.read(config_path).fields) if config_path.is_file() else {}
-    inline_template = config.pop("chat_template", None)
+    config = JsonObject.read(config_path) if config_path.is_file() else JsonObject({}, str(config_path))
+    template = _chat_template(directory, config)
     files = {
         "tokenizer.json": path.read_bytes(),
-        "tokenizer_config.json": json.dumps(_plain_tokens(config), ensure_ascii=False, indent=2).encode(),
+        "tokenizer_config.json": json.dumps(_plain_fields(config), ensure_ascii=False, indent=2).encode(),
     }
-    template = _chat_template(directory, inline_template)
     if template is not None:
         files["chat_template.jinja"] = template.encode()
     return TokenizerFiles(files)
@@ -48,15 +48,16 @@ def _check_tokenizer(path: Path) -> None:
         raise CheckpointError(f"{path} is not a tokenizer the tokenizers library can read: {error}") from error
 
 
-def _plain_tokens(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Special tokens as strings; some directories keep them as objects with the string under `content`."""
+def _plain_fields(config: JsonObject) -> dict[str, JsonValue]:
+    """Without the template, and special tokens as strings: some directories keep objects with a field `content`."""
     return {
-        name: value["content"] if name.endswith("_token") and isinstance(value, dict) else value
-        for name, value in config.items()
+        name: config.object(name).string("content") if name.endswith("_token") and isinstance(value, dict) else value
+        for name, value in config.fields.items()
+        if name != _TEMPLATE_FIELD
     }
 
 
-def _chat_template(directory: Path, inline: JsonValue) -> str | None:
+def _chat_template(directory: Path, config: JsonObject) -> str | None:
     """From its own file, or from `tokenizer_config.json`, where it is one string or a list of named ones."""
     path = directory / "chat_template.jinja"
     if path.is_file():
@@ -64,17 +65,12 @@ def _chat_template(directory: Path, inline: JsonValue) -> str | None:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not valid UTF-8: {error}") from error
+    inline = config.fields.get(_TEMPLATE_FIELD)
     if inline is None or isinstance(inline, str):
         return inline
-    named = (
-        {entry.get("name"): entry.get("template") for entry in inline if isinstance(entry, dict)}
-        if isinstance(inline, list)
-        else {}
+    for entry in inline if isinstance(inline, list) else []:
+        if isinstance(entry, dict) and entry.get("name") == _DEFAULT_TEMPLATE:
+            return JsonObject(entry, f"{config.source}: {_TEMPLATE_FIELD}").string("template")
+    raise CheckpointError(
+        f"{config.source}: {_TEMPLATE_FIELD} is neither a string nor a list with one named {_DEFAULT_TEMPLATE!r}"
     )
-    template = named.get(_DEFAULT_TEMPLATE)
-    if not isinstance(template, str):
-        raise CheckpointError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither a string nor a list with one named "
-            f"{_DEFAULT_TEMPLATE!r}"
-        )
-    return template

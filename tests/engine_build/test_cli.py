@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,21 @@ from tests.engine_build.written_checkpoints import SMALL, write_gguf, write_hugg
 _REPOSITORY = Path(__file__).parent.parent.parent
 
 
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engine_build", *map(str, arguments)]
-    return subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+def _run(*arguments: object, in_child: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "engine_build", *map(str, arguments)],
+        cwd=_REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=in_child,
+    )
+
+
+def _small_files_only() -> None:
+    """In the child: no file may grow beyond 64 KiB, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
 
 def _refusal(*arguments: object) -> str:
@@ -158,6 +172,16 @@ def test_an_engine_of_another_format_version_is_refused(tmp_path: Path) -> None:
     manifest = engine.path / "config.json"
     manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
     assert "has format version 2, this release reads version 1" in _refusal("inspect", engine.path)
+
+
+def test_a_disk_that_is_full_ends_the_build_in_one_line_and_nothing_is_left(checkpoints: Path, tmp_path: Path) -> None:
+    where = ("--checkpoint_dir", checkpoints / "tiny.gguf", "--output_dir", tmp_path / "engine")
+    done = _run(*where, in_child=_small_files_only)
+    assert done.returncode == 1, done
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("engine-build: error: ")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_needed_is_said(tmp_path: Path) -> None:

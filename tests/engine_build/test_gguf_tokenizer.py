@@ -215,3 +215,7 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="tokenizer 'bert' is not supported; supported are 'gpt2' and 'llama'"):
         tokenizer_files(_write(tmp_path / "m.gguf", fill))
+
+
+def test_a_file_without_a_tokenizer_has_no_tokenizer_files(tmp_path: Path) -> None:
+    assert tokenizer_files(_write(tmp_path / "m.gguf", lambda writer: writer.add_name("bare"))).files == {}
