@@ -75,9 +75,7 @@ class TinyCheckpoint:
             name: self._draw(generator, name, shape, quantized) for name, shape in _weight_shapes(self.config)
         }
 
-    def _draw(
-        self, generator: np.random.Generator, name: str, shape: tuple[int, ...], quantized: bool
-    ) -> Tensor:
+    def _draw(self, generator: np.random.Generator, name: str, shape: tuple[int, ...], quantized: bool) -> Tensor:
         if len(shape) == 1:
             mean = 1.0 if name.endswith("norm.weight") else 0.0
             return DenseTensor((mean + 0.2 * generator.standard_normal(shape)).astype(self._dtype))
@@ -94,6 +92,9 @@ class TinyCheckpoint:
     def names(self) -> Iterable[str]:
         return self._tensors.keys()
 
+    def is_group_quantized(self, name: str) -> bool:
+        return isinstance(self.tensor(name), GroupQuantizedTensor)
+
     def tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise CheckpointError(f"{self.source} has no tensor {name}")
@@ -109,9 +110,7 @@ class TinyCheckpoint:
 
 def _weight_shapes(config: ModelConfig) -> Iterable[tuple[str, tuple[int, ...]]]:
     hidden, intermediate = config.hidden_size, config.intermediate_size
-    query, key = (
-        heads * config.head_size for heads in (config.num_attention_heads, config.num_key_value_heads)
-    )
+    query, key = (heads * config.head_size for heads in (config.num_attention_heads, config.num_key_value_heads))
     yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
