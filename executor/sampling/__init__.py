@@ -1,14 +1,12 @@
 """Draws tokens from logits. See README.md."""
 
+from executor.sampling.errors import InvalidLogitsError, LogitsProcessorError, NoTokenLeftError, SamplingError
 from executor.sampling.interface import (
     BatchedLogitsProcessor,
     GrammarMatcher,
-    InvalidLogitsError,
     LogitsProcessor,
-    NoTokenLeftError,
     SampledRows,
     SampledSequence,
-    SamplingError,
     SamplingSpec,
     TopLogProbs,
 )
@@ -19,6 +17,7 @@ __all__ = [
     "GrammarMatcher",
     "InvalidLogitsError",
     "LogitsProcessor",
+    "LogitsProcessorError",
     "NoTokenLeftError",
     "SampledRows",
     "SampledSequence",

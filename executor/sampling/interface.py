@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.api.errors import ErrorCode, InvalidRequestError, RequestError
+from executor.api.errors import InvalidRequestError, RequestError
 from executor.api.sampling_config import SamplingConfig
+from executor.sampling.processors import check_processor
 
 LogitsProcessor = Callable[..., None]
 """`(request_id, logits [1, 1, vocab], token ids [[...]], stream, client_id)`: changes the logits in place.
@@ -31,20 +32,6 @@ sampler's memory.
 BatchedLogitsProcessor = Callable[..., None]
 """`(request ids, [logits [1, 1, vocab]], [token ids [[...]]], stream, client ids)`: one call for all rows of a step
 whose requests name the same callable."""
-
-
-class SamplingError(RequestError):
-    """No token can be drawn for this request; other requests are not affected."""
-
-
-class InvalidLogitsError(SamplingError):
-    """The engine, or a post-processor, gave NaN or +inf for this request."""
-
-    code = ErrorCode.INTERNAL
-
-
-class NoTokenLeftError(SamplingError):
-    """The request's own options (grammar, bad words, minimum length, ...) exclude every token together."""
 
 
 class GrammarMatcher(Protocol):
@@ -117,6 +104,10 @@ class SamplingSpec:
                     "embedding_bias holds a number that is not finite; ban tokens with bad_words instead",
                     field="embedding_bias",
                 )
+        for call in self.logits_processors:
+            check_processor(call, "logits_post_processor")
+        if self.batched_logits_processor is not None:
+            check_processor(self.batched_logits_processor, "logits_post_processor_name")
         if not 0 <= self.num_top_log_probs <= vocab_size:
             raise InvalidRequestError(
                 f"num_top_log_probs is {self.num_top_log_probs}; it must be in [0, {vocab_size}]",

@@ -12,14 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.api.errors import InvalidRequestError
-from executor.sampling.interface import SamplingError
+from executor.sampling.errors import LogitsProcessorError
 
 _STREAM = None
 """Upstream passes the device stream; on a CPU there is none."""
 
 
-class LogitsProcessorError(SamplingError):
-    """A post-processor raised; its words are in the message."""
+def check_processor(call: Callable[..., None], field: str) -> None:
+    """Raise `InvalidRequestError`, naming `field`, for a callable that takes neither four nor five arguments.
+
+    Loads torch as well, where it is installed: importing it takes a second, which no step should wait for.
+    """
+    _num_arguments(call, field)
+    _tensor_maker()
 
 
 class Processor:
@@ -87,7 +92,11 @@ def _tensor_maker() -> Callable[[NDArray[np.float32]], Any]:
 
 
 def _num_arguments(processor: Callable[..., None], field: str) -> int:
-    """Five, or four for a processor that does not want the client id."""
+    """How many arguments a processor takes: five, or four where it does not want the client id.
+
+    Raises:
+        InvalidRequestError: neither; names `field`.
+    """
     try:
         signature = inspect.signature(processor)
     except (TypeError, ValueError):  # a builtin without a signature: upstream's full call

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.sampling.interface import SampledRows, SamplingError
+from executor.sampling.errors import SamplingError
+from executor.sampling.interface import SampledRows
 from executor.sampling.masks import MaskApplier, mask_words
 from executor.sampling.processors import BatchedProcessor
 from executor.sampling.sequence_state import SequenceState

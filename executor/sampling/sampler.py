@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from executor.sampling.counter_random import uniforms
 from executor.sampling.draw import DrawParameters, draw
 from executor.sampling.edits import LogitsEdits
+from executor.sampling.errors import InvalidLogitsError, NoTokenLeftError, SamplingError
 from executor.sampling.interface import (
-    InvalidLogitsError,
-    NoTokenLeftError,
     SampledRows,
     SampledSequence,
-    SamplingError,
     SamplingSpec,
 )
 from executor.sampling.log_probs import RawLogProbs
