@@ -1,0 +1,209 @@
+"""The lines of a trace, one type a kind.
+
+```
+ header   {"trace": "batch-manager", "version": 1, "batch_manager": {...}, "kv": {...}}
+ arrival  {"t": 0.1, "add": {...}}                     + "held_for", "refused"
+ hold     {"t": 0.1, "release": 7}
+ restart  {"t": 0.1, "restart": [7, 9]}
+ cancel   {"t": 0.1, "cancel": 7, "reason": "CANCELLED", "live": true}
+ plan     {"t": 0.1, "schedule": 12, "rows": [...]}    + "num_tokens", "copies", "paused", "timed_out", "drafts", ...
+ result   {"t": 0.1, "update": 12, "tokens": [...]}    + "ended"
+ failure  {"t": 0.1, "abandon": 12}
+ change   {"t": 0.1, "change": "pause" | "drain" | "resume" | "config"}   + "config"
+ end      {"end": 35}
+```
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from batch_manager.config import BatchManagerConfig
+from batch_manager.errors import RefusalReason
+from batch_manager.kv import KvCacheConfig
+from batch_manager.plan import BlockCopy, IterationPlan, Phase, ScheduledRequest
+from batch_manager.reasons import WaitCode
+from batch_manager.request import FinishReason, Request
+
+FORMAT_NAME = "batch-manager"
+FORMAT_VERSION = 1
+
+
+class Header(NamedTuple):
+    config: BatchManagerConfig
+    kv_config: KvCacheConfig | None
+    is_redacted: bool
+
+
+class Arrival(NamedTuple):
+    now: float
+    request: Request
+    """As it arrived."""
+    held_for: WaitCode | None
+    refused: RefusalReason | None
+    """It was not taken in."""
+
+
+class HoldRelease(NamedTuple):
+    now: float
+    request_id: int
+
+
+class Restart(NamedTuple):
+    now: float
+    request_ids: list[int]
+
+
+class Cancellation(NamedTuple):
+    now: float
+    request_id: int
+    reason: FinishReason
+    was_live: bool
+
+
+class Row(NamedTuple):
+    """One request's part of a plan: `ScheduledRequest` without the request itself."""
+
+    request_id: int
+    start: int
+    num_scheduled_tokens: int
+    num_replayed_tokens: int
+    num_draft_tokens: int
+    num_tokens_with_spec: int
+    num_reused_tokens: int
+    samples: bool
+    phase: Phase
+
+    @staticmethod
+    def of(entry: ScheduledRequest) -> Row:
+        return Row(entry.request.request_id, *entry[1:])
+
+
+class Planning(NamedTuple):
+    """A plan, and what was observable of it."""
+
+    now: float
+    iteration: int
+    rows: list[Row]
+    num_tokens: int
+    copies: list[BlockCopy]
+    paused: list[int]
+    timed_out: list[int]
+    drafts: dict[int, int]
+    """How many tokens were proposed, by request, since the last plan."""
+    num_free_blocks: int
+    """After planning; 0 without a KV cache."""
+    table_checksum: int
+    """See `table_checksum`; 0 for an empty plan."""
+
+    @staticmethod
+    def of(plan: IterationPlan, now: float, drafts: dict[int, int], num_free_blocks: int) -> Planning:
+        return Planning(
+            now,
+            plan.iteration,
+            [Row.of(entry) for entry in plan.scheduled],
+            plan.num_tokens,
+            plan.copies,
+            [request.request_id for request in plan.paused],
+            [request.request_id for request in plan.timed_out],
+            drafts,
+            num_free_blocks,
+            table_checksum(plan),
+        )
+
+
+class Result(NamedTuple):
+    now: float
+    iteration: int
+    tokens: list[list[int]]
+    """Sampled, for each row of the plan."""
+    ended: dict[int, FinishReason]
+    """By request."""
+
+
+class Failure(NamedTuple):
+    now: float
+    iteration: int
+
+
+class Change(NamedTuple):
+    now: float
+    kind: str
+    """`pause`, `drain`, `resume`, `config`."""
+    config: BatchManagerConfig | None
+    """All of it; only with `config`."""
+
+
+class End(NamedTuple):
+    num_lines: int
+    """Lines before this one, header included."""
+
+
+TimedRecord = Arrival | HoldRelease | Restart | Cancellation | Planning | Result | Failure | Change
+Record = TimedRecord | End
+
+CHANGE_KINDS = ("pause", "drain", "resume", "config")
+
+_CHECKSUM_PRIME = (1 << 31) - 1
+
+
+def table_checksum(plan: IterationPlan) -> int:
+    """A number in `[0, 2^31)` that changes when a scheduled request's block table has another length or last block."""
+    checksum = 0
+    for entry in plan.scheduled:
+        block_ids = entry.request.block_ids
+        if block_ids:
+            checksum = (checksum * 1_000_003 + len(block_ids) * 65_537 + block_ids[-1]) % _CHECKSUM_PRIME
+    return checksum
+
+
+class RowCodec:
+    """Writes a row that goes on as expected as its request id alone.
+
+    Expected is one more token in the generation phase, behind a row of the plan before. Nothing else is remembered, so
+    reader and writer always expect the same.
+    """
+
+    def __init__(self) -> None:
+        self._expected: dict[int, Row] = {}
+
+    def encode(self, rows: list[Row]) -> list[int | list[int | str]]:
+        expected = self._expected
+        packed: list[int | list[int | str]] = []
+        for row in rows:
+            if expected.get(row.request_id) == row:
+                packed.append(row.request_id)
+            else:
+                packed.append([*row[:7], int(row.samples), row.phase.value[0]])
+        self._expect(rows)
+        return packed
+
+    def decode(self, packed: list[int | list[int | str]]) -> list[Row]:
+        """Raises `ValueError`, `TypeError` or `KeyError` for anything that `encode` does not write."""
+        rows = []
+        for item in packed:
+            if isinstance(item, int):
+                rows.append(self._expected[item])
+            else:
+                *numbers, samples, phase = item
+                request_id, start, scheduled, replayed, drafts, with_spec, reused = map(int, numbers)
+                rows.append(
+                    Row(
+                        request_id, start, scheduled, replayed, drafts, with_spec, reused, bool(samples), _PHASES[phase]
+                    )
+                )
+        self._expect(rows)
+        return rows
+
+    def _expect(self, rows: list[Row]) -> None:
+        if rows:
+            self._expected = {row.request_id: _next_row(row) for row in rows}
+
+
+_PHASES: dict[object, Phase] = {phase.value[0]: phase for phase in Phase}
+
+
+def _next_row(row: Row) -> Row:
+    start = row.start + row.num_scheduled_tokens
+    replayed = row.num_replayed_tokens if row.phase is Phase.GENERATION else 0
+    return Row(row.request_id, start, 1, replayed, 0, start + 1, row.num_reused_tokens, True, Phase.GENERATION)

@@ -1,0 +1,212 @@
+"""A recorded run, replayed, decides the same; where it does not, the first difference is named."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from batch_manager import BatchManager, BatchManagerConfig, FinishReason, KvCacheConfig, KvCacheManager, Request
+from batch_manager.trace import (
+    InstantClock,
+    ManualClock,
+    ObservedBatchManager,
+    Observer,
+    TraceError,
+    TraceFormatError,
+    TraceReader,
+    TraceRecorder,
+    TraceVersionError,
+    TraceWriteError,
+    replay,
+)
+from batch_manager.trace.records import Arrival, Planning
+from tests.batch_manager.random_run import RandomRun, random_configs
+
+
+def record_random_run(path: Path, seed: int, num_actions: int) -> RandomRun:
+    source = random.Random(seed)
+    config, kv_config = random_configs(source)
+    manual = ManualClock(1000.0)
+    clock = InstantClock(manual)
+    with TraceRecorder(config, KvCacheManager(kv_config, clock), clock, path) as manager:
+        run = RandomRun(manager, manual, source)
+        run.run(num_actions)
+    return run
+
+
+def record_two_requests(path: Path) -> None:
+    clock = InstantClock(ManualClock(5.0))
+    kv = KvCacheManager(KvCacheConfig(num_blocks=16, tokens_per_block=4), clock)
+    with TraceRecorder(BatchManagerConfig(max_batch_size=4), kv, clock, path) as manager:
+        for request_id in (1, 2):
+            manager.add_request(Request(request_id, [request_id] * 6, 3))
+        while manager.has_work:
+            plan = manager.schedule()
+            manager.update(plan, [[50 + entry.request.request_id] for entry in plan.scheduled])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_a_random_run_is_replayed_with_identical_plans(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "run.jsonl"
+    record_random_run(path, seed, 150)
+    result = replay(path)
+    assert result.difference is None, str(result.difference)
+    assert result.is_complete
+
+
+def test_the_random_runs_pause_cancel_time_out_and_stop_in_every_way(tmp_path: Path) -> None:
+    runs = [record_random_run(tmp_path / "run.jsonl", seed, 300) for seed in range(30)]
+    assert sum(run.num_pauses for run in runs) > 20
+    assert set().union(*(run.finish_reasons for run in runs)) == set(FinishReason)
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_trace_is_read_back_as_it_was_written(tmp_path: Path, name: str) -> None:
+    record_two_requests(tmp_path / name)
+    with TraceReader(tmp_path / name) as reader:
+        records = list(reader)
+    assert reader.is_complete
+    assert reader.header.config == BatchManagerConfig(max_batch_size=4)
+    assert reader.header.kv_config == KvCacheConfig(num_blocks=16, tokens_per_block=4)
+    arrivals = [record.request.token_ids for record in records if isinstance(record, Arrival)]
+    assert arrivals == [[1] * 6, [2] * 6]
+    plans = [record for record in records if isinstance(record, Planning)]
+    assert [row.num_scheduled_tokens for plan in plans for row in plan.rows] == [6, 6, 1, 1, 1, 1]
+
+
+def test_a_steady_generation_step_costs_a_few_bytes_per_request(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    clock = InstantClock(ManualClock())
+    kv = KvCacheManager(KvCacheConfig(num_blocks=1000, tokens_per_block=16), clock)
+    with TraceRecorder(BatchManagerConfig(max_batch_size=64), kv, clock, path) as manager:
+        for request_id in range(64):
+            manager.add_request(Request(request_id, [1, 2, 3], 100))
+        while manager.has_work:
+            plan = manager.schedule()
+            manager.update(plan, [[40_000]] * 64)
+    assert path.stat().st_size < 64 * 100 * 12
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        (',"rows":[1,2]', ',"rows":[1]', "request 2: the scheduled request was None when recorded, 2 when replayed"),
+        ("[1,0,6,0,0,6,0,1", "[1,0,5,0,0,6,0,1", "request 1: num_scheduled_tokens was 5 when recorded, 6"),
+        ('"free":12', '"free":11', "free blocks was 11 when recorded, 12 when replayed"),
+        ('"ended":[[1,"LENGTH"]', '"ended":[[1,"END_ID"]', "ended requests was"),
+        ('"max_batch_size":4', '"max_batch_size":1', "iteration 0, request 2: the scheduled request was 2"),
+    ],
+)
+def test_a_replay_names_the_first_difference(tmp_path: Path, before: str, after: str, complaint: str) -> None:
+    path = tmp_path / "run.jsonl"
+    record_two_requests(path)
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+    difference = replay(path).difference
+    assert difference is not None
+    assert complaint in str(difference)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("nonsense", "line 2: not JSON"),
+        ("[1]", "line 2: a JSON object is expected, not list"),
+        ('{"t":1,"dance":3}', "line 2: unknown kind of record with the fields dance, t"),
+        ('{"t":1,"add":{"id":1}}', "line 2: the request has no field 'prompt'"),
+        ('{"t":1,"add":{"id":1,"prompt":[1],"max_new_tokens":1,"colour":2}}', "colour"),
+        ('{"t":1,"cancel":1,"reason":"BORED","live":true}', "'BORED' is no FinishReason; expected one of NOT_FINISHED"),
+        ('{"t":1,"schedule":0,"rows":[5]}', "line 2: 5 is missing or unknown"),
+        ('{"t":1,"update":3,"tokens":[]}', "line 2: iteration 3 is not in flight"),
+        ('{"t":1,"change":"config","config":{"speed":9}}', "BatchManagerConfig has no field 'speed'"),
+        ('{"end":7}', "line 2: 7 lines were written before this one, 1 are here"),
+    ],
+)
+def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "run.jsonl"
+    record_two_requests(path)
+    header, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, line + "\n", *rest]))
+    with pytest.raises(TraceFormatError, match=complaint.replace("[", r"\[")):
+        replay(path)
+
+
+def test_a_trace_of_another_version_is_refused_by_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    record_two_requests(path)
+    path.write_text(path.read_text().replace('"version":1', '"version":2', 1))
+    with pytest.raises(TraceVersionError, match="format version 2; this code reads version 1"):
+        replay(path)
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 5}\n')
+    with pytest.raises(TraceError, match="this is no trace"):
+        replay(path)
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_trace_that_was_cut_off_is_replayed_up_to_there_and_called_incomplete(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    record_two_requests(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    result = replay(path)
+    assert not result.is_complete
+    assert result.difference is None
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
+    clock = InstantClock(ManualClock())
+    kv = KvCacheManager(KvCacheConfig(num_blocks=64, tokens_per_block=4), clock)
+    manager = TraceRecorder(BatchManagerConfig(), kv, clock, "/dev/full")
+    for request_id in range(8):
+        manager.add_request(Request(request_id, list(range(request_id, request_id + 20)), 5))
+    while manager.has_work:
+        plan = manager.schedule()
+        manager.update(plan, [[1] if entry.samples else [] for entry in plan.scheduled])
+    with pytest.raises(TraceWriteError, match="/dev/full ends after"):
+        manager.close()
+
+
+def test_compressed_traces_hold_the_same_records(tmp_path: Path) -> None:
+    record_two_requests(tmp_path / "run.jsonl")
+    record_two_requests(tmp_path / "run.jsonl.gz")
+    assert gzip.decompress((tmp_path / "run.jsonl.gz").read_bytes()) == (tmp_path / "run.jsonl").read_bytes()
+
+
+def test_a_replay_is_watched_like_the_run_itself(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    record_two_requests(path)
+    watcher = CountingObserver()
+    replay(path, [watcher])
+    assert watcher.calls == ["arrival", "arrival", "schedule", "update", "schedule", "update", "schedule", "update"]
+
+
+class CountingObserver(Observer):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_arrival(self, *_: object) -> None:
+        self.calls.append("arrival")
+
+    def on_schedule(self, *_: object) -> None:
+        self.calls.append("schedule")
+
+    def on_update(self, *_: object) -> None:
+        self.calls.append("update")
+
+
+QUERIES = {"has_work", "num_waiting", "num_running", "explain", "explain_all", "is_drained"}
+
+
+def test_every_call_that_changes_a_batch_manager_is_observed() -> None:
+    public = {name for name in vars(BatchManager) if not name.startswith("_")}
+    assert public - QUERIES == {name for name in vars(ObservedBatchManager) if not name.startswith("_")}
