@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from transformers.integrations.gguf.dequant import dequantize
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from engine_build.checkpoint import Checkpoint, open_checkpoint
+from engine_build.checkpoint import Checkpoint, ModelConfig, open_checkpoint
 from engine_build.checkpoint.gguf_file import GgufFile
 from tests.engine_build.written_checkpoints import gguf_name, permuted
 
@@ -83,6 +83,28 @@ def test_every_weight_equals_that_of_the_model_transformers_loads(
         np.testing.assert_array_equal(checkpoint.tensor(name).to_float32(), expected[name].numpy(), err_msg=name)
 
 
+def test_the_configuration_is_that_of_the_published_model(checkpoint: Checkpoint) -> None:
+    assert checkpoint.config == ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_size=64,
+        norm_epsilon=float(np.float32(1e-5)),
+        rope_theta=100_000.0,
+        rope_scaling=None,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+        pad_token_id=2,
+    )
+
+
+@pytest.mark.long
 def test_the_configuration_equals_transformers(checkpoint: Checkpoint, oracle_config: PretrainedConfig) -> None:
     ours, theirs = checkpoint.config, oracle_config
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
