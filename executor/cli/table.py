@@ -2,11 +2,11 @@
 
 ```
 iteration  request  phase       num_computed_tokens  num_tokens_with_spec  ...
-        3        1  generation                   12                    13
+      * 3        1  generation                   12                    13
                  2  context                       0                    40
-   4 to 9           the same 2 requests, one token each
+   4 to 9   same 2  generation                                      1 each
 ```
-Iterations that only give the same requests their next tokens are drawn as one line; the CSV file has every row.
+Iterations that only give the same requests one more token each are drawn as one line; the CSV file has every row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AlikeIterations(NamedTuple):
 
 
 def group_iterations(rows: Sequence[IterationRow]) -> Iterator[list[IterationRow] | AlikeIterations]:
-    """Rows by iteration; runs of more than one iteration alike its predecessor are summed up."""
+    """Rows by iteration; runs of iterations alike their predecessor are summed up."""
     previous: list[IterationRow] = []
     alike: list[list[IterationRow]] = []
     for _, group in itertools.groupby(rows, key=lambda row: row.iteration):
@@ -53,18 +53,18 @@ def group_iterations(rows: Sequence[IterationRow]) -> Iterator[list[IterationRow
 
 def iteration_table(rows: Sequence[IterationRow]) -> Table:
     """The rows as a table for `rich`; iterations that mix phases are marked."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(rows), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption=_caption(rows), caption_justify="left")
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+        table.add_column(_heading(name), justify="left" if name == "phase" else "right", no_wrap=True)
     for group in group_iterations(rows):
         if isinstance(group, AlikeIterations):
-            plural = "s" if group.num_requests > 1 else ""
-            table.add_row(
-                f"{group.first} to {group.last}",
-                "",
-                f"same {group.num_requests} request{plural}, next token",
-                style="dim",
-            )
+            values = {
+                "iteration": f"{group.first} to {group.last}" if group.last > group.first else str(group.first),
+                "request": f"same {group.num_requests}",
+                "phase": Phase.GENERATION.value,
+                "num_scheduled_tokens": "1 each",
+            }
+            table.add_row(*(values.get(name, "") for name in _COLUMNS), style="dim")
             continue
         mixed = _is_mixed(group)
         for index, row in enumerate(group):
@@ -88,6 +88,11 @@ def requests_per_iteration(rows: Sequence[IterationRow]) -> float:
     return len(rows) / num_iterations if num_iterations else 0.0
 
 
+def _heading(name: str) -> str:
+    """The column's name in lines short enough for 80 columns in all."""
+    return name.replace("num_", "num_\n").replace("tokens_", "tokens_\n").replace("_tokens", "_\ntokens")
+
+
 def _caption(rows: Sequence[IterationRow]) -> str:
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.iteration)]
     num_mixed = sum(map(_is_mixed, groups))
@@ -105,7 +110,5 @@ def _is_alike(previous: Sequence[IterationRow], current: Sequence[IterationRow])
 
 
 def _summed_up(alike: list[list[IterationRow]]) -> Iterator[list[IterationRow] | AlikeIterations]:
-    if len(alike) == 1:
-        yield alike[0]
-    elif alike:
+    if alike:
         yield AlikeIterations(alike[0][0].iteration, alike[-1][0].iteration, len(alike[0]))

@@ -109,6 +109,10 @@ class AsyncInferenceClient:
         )
         return response
 
+    async def load(self, *, timeout: float | None = None) -> control_pb2.LoadResponse:
+        response: control_pb2.LoadResponse = await self._call(self._control.Load, control_pb2.LoadRequest(), timeout)
+        return response
+
     async def _call(self, method: Any, request: object, timeout: float | None) -> Any:
         try:
             return await method(request, timeout=timeout, metadata=self._metadata)

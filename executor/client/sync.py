@@ -108,6 +108,10 @@ class InferenceClient:
         )
         return response
 
+    def load(self, *, timeout: float | None = None) -> control_pb2.LoadResponse:
+        response: control_pb2.LoadResponse = self._call(self._control.Load, control_pb2.LoadRequest(), timeout)
+        return response
+
     def _call(self, method: Any, request: object, timeout: float | None) -> Any:
         try:
             return method(request, timeout=timeout, metadata=self._metadata)

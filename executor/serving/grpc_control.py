@@ -83,6 +83,7 @@ class ControlServicer:
     async def Load(  # noqa: N802 - the .proto file's name
         self, _request: pb.LoadRequest, _context: grpc.aio.ServicerContext
     ) -> pb.LoadResponse:
+        self._stats.refresh()
         latest = self._stats.latest
         return pb.LoadResponse(
             num_unfinished_requests=self._executor.num_unfinished_requests,

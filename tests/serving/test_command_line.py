@@ -1,0 +1,204 @@
+"""`executor serve`, `generate` and `chat` as processes, on a tiny engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from batch_manager.plan import Phase
+from batch_manager.request import FinishReason
+from executor.client import AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
+from tests.serving.tiny_engine_dir import build_tiny_engine
+
+ROOT = Path(__file__).parent.parent.parent
+EXECUTOR = [sys.executable, "-c", "from executor.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny")
+
+
+def run_executor(*arguments: str | Path, said: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*EXECUTOR, *arguments], input=said, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+
+
+@contextmanager
+def serving(engine_dir: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process, and where it listens."""
+    process = subprocess.Popen(
+        [*EXECUTOR, "serve", str(engine_dir), "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", line)
+        assert match is not None, line + (process.stderr.read() if process.stderr is not None else "")
+        yield process, match[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(engine_dir: Path) -> Iterator[str]:
+    with serving(engine_dir, "--iteration_table_max_rows", "10000") as (_, target):
+        yield target
+
+
+def test_an_answer_streams_from_a_real_engine(server: str) -> None:
+    with InferenceClient(server) as client:
+        events = list(client.generate([ChatMessage("user", "hello")], max_tokens=20, ignore_eos=True, timeout=60))
+    assert sum(len(event.token_ids) for event in events if isinstance(event, Delta)) == 20
+    assert sum(isinstance(event, Finished) for event in events) == 1
+
+
+async def test_the_same_request_gives_the_same_tokens_alone_and_among_others(server: str) -> None:
+    async with AsyncInferenceClient(server) as client:
+
+        async def tokens(prompt: str) -> list[int]:
+            events = client.generate(prompt, max_tokens=24, ignore_eos=True, timeout=60)
+            return [token async for event in events if isinstance(event, Delta) for token in event.token_ids]
+
+        alone = await tokens("a prompt of its own")
+        among = await asyncio.gather(
+            *(tokens(f"{number}: something else") for number in range(7)), tokens("a prompt of its own")
+        )
+        assert among[-1] == alone
+
+
+async def test_one_iteration_holds_context_and_generation_requests(server: str) -> None:
+    async with AsyncInferenceClient(server) as client:
+        first = client.generate("first", max_tokens=120, ignore_eos=True, timeout=60)
+        stream = aiter(first)
+        while not isinstance(await anext(stream), Delta):
+            pass
+        _ = [event async for event in client.generate("second", max_tokens=4, ignore_eos=True, timeout=60)]
+        rows = await client.iteration_table()
+        first.cancel()
+    phases: dict[int, set[Phase]] = {}
+    for row in rows:
+        phases.setdefault(row.iteration, set()).add(row.phase)
+    assert {Phase.CONTEXT, Phase.GENERATION} in phases.values()
+
+
+def test_clients_that_are_killed_leave_no_request_behind(server: str) -> None:
+    program = (
+        "import sys; from executor.client import InferenceClient\n"
+        "for event in InferenceClient(sys.argv[1]).generate('x', max_tokens=230, ignore_eos=True):\n"
+        "    print('on', flush=True)"
+    )
+    client = subprocess.Popen([sys.executable, "-c", program, server], stdout=subprocess.PIPE, cwd=ROOT)
+    assert client.stdout is not None
+    client.stdout.readline()
+    client.kill()
+    client.communicate()
+    with InferenceClient(server) as observer:
+        deadline = time.monotonic() + 10
+        while observer.load(timeout=5).num_unfinished_requests:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        latest = observer.load(timeout=5).latest_iteration
+        assert latest.used_num_blocks == 0 or latest.num_active_requests > 0
+
+
+def test_sigterm_finishes_open_requests_and_ends_with_0(engine_dir: Path) -> None:
+    with serving(engine_dir) as (process, target), InferenceClient(target) as client:
+        events = iter(client.generate("x", max_tokens=200, ignore_eos=True, timeout=60))
+        next(events)
+        process.send_signal(signal.SIGTERM)
+        finished = [event for event in events if isinstance(event, Finished)]
+        assert [event.finish_reason for event in finished] == [FinishReason.LENGTH]
+        assert process.wait(30) == 0
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_2(engine_dir: Path, server: str) -> None:
+    done = run_executor("serve", engine_dir, "--port", server.split(":")[1], "--log_level", "error")
+    assert done.returncode == 2
+    assert f"error: cannot listen on {server}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_prints_answers_and_the_table(engine_dir: Path, tmp_path: Path) -> None:
+    done = run_executor(
+        "generate", engine_dir, "--prompt", "one", "--prompt", "two", "--max_tokens", "5", "--ignore_eos", "--raw",
+        "--table", "--table_csv", tmp_path / "rows.csv",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "[0] -- LENGTH, 5 tokens" in done.stdout
+    assert "[1] -- LENGTH, 5 tokens" in done.stdout
+    assert "iterations;" in done.stdout
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", ""], "text is empty"),
+        (["--prompt", "x", "--max_tokens", "0"], "max_tokens is 0"),
+        (["--prompt", "x" * 300], "the prompt has 300 tokens"),
+        (["--prompt", "x", "--top_p", "2"], "sampling_config.top_p is 2"),
+        (["--prompt", "x", "--max_batch_size", "1000"], "max_batch_size is 1000"),
+        (["--prompt", "x", "--kv_cache_dtype", "int3"], "kv_cache_dtype is 'int3'"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(engine_dir: Path, options: list[str], message: str) -> None:
+    done = run_executor("generate", engine_dir, "--raw", *options)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert message in lines[0]
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate", "--prompt", "x"], ["chat"]])
+def test_a_directory_that_is_no_engine_is_one_line_and_exit_code_2(command: list[str], tmp_path: Path) -> None:
+    done = run_executor(command[0], tmp_path, *command[1:])
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert str(tmp_path) in done.stderr
+
+
+def test_chat_answers_each_line_and_remembers_the_conversation(engine_dir: Path, server: str) -> None:
+    for target in (server, str(engine_dir)):
+        done = run_executor("chat", target, "--max_tokens", "4", said="hello\nagain\n")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("> ") == 3
+
+
+def test_chat_with_nobody_is_one_line_and_exit_code_2() -> None:
+    done = run_executor("chat", "127.0.0.1:1", said="hello\n")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_client_fails_without_a_server_and_succeeds_with_one(server: str) -> None:
+    script = ROOT / "scripts" / "demo_client.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def demo(target: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, script, target, "--max_tokens", "30"],
+            capture_output=True, text=True, timeout=120, check=False, env=environment,
+        )  # fmt: skip
+
+    assert demo("127.0.0.1:1").returncode == 2
+    done = demo(server)
+    assert re.search(r"of 8 answers: [\d.]+ tokens/s, \d+ ms to first token", done.stdout), done.stdout + done.stderr
+    assert done.returncode == (0 if "8 of 8 answers" in done.stdout else 1)
