@@ -35,7 +35,7 @@ def write_network(
     the checkpoint's tensors that have been read.
 
     Raises:
-        NetworkError: the configuration is unsupported, or a tensor's shape contradicts it, or is left over.
+        NetworkError: the configuration or an option is not supported, or a weight does not fit its new type.
         CheckpointError: a tensor cannot be read.
     """
     config = checkpoint.config
@@ -43,5 +43,4 @@ def write_network(
     with GraphBuilder(directory, {DOMAIN: DOMAIN_VERSION}) as graph:
         weights = WeightWriter(graph, checkpoint, options, progress)
         LlamaNetwork(graph, config, options, weights).write()
-        weights.check_all_used()
         graph.save(config.architecture, f"{config.architecture} over packed rows, {options.dtype}")

@@ -118,6 +118,7 @@ class LlamaNetwork:
             [f"{source}.self_attn.o_proj"],
             (self._config.hidden_size, self._config.num_attention_heads * self._config.head_size),
             f"{name}.attention.out",
+            has_bias=self._config.attention_bias,
         )
         hidden = graph.node("Add", [hidden, projected], f"{name}.attention.residual")
         normed = self._norm(hidden, f"{source}.post_attention_layernorm.weight", f"{name}.mlp.norm")
@@ -133,6 +134,7 @@ class LlamaNetwork:
             [f"{source}.q_proj", f"{source}.k_proj", f"{source}.v_proj"],
             (query_size + 2 * key_size, config.hidden_size),
             f"{name}.qkv",
+            has_bias=config.attention_bias,
         )
         query, key, value = graph.split(
             fused, [query_size, key_size, key_size], [f"{name}.{part}" for part in ("query", "key", "value")]
@@ -177,14 +179,19 @@ class LlamaNetwork:
             "RMSNormalization", [value, scale], name, axis=-1, epsilon=self._config.norm_epsilon, stash_type=1
         )
 
-    def _projection(self, value: str, sources: list[str], shape: tuple[int, int], name: str) -> str:
-        """A linear layer made of one or more of the checkpoint's, with their biases where it has them."""
+    def _projection(
+        self, value: str, sources: list[str], shape: tuple[int, int], name: str, *, has_bias: bool = False
+    ) -> str:
+        """A linear layer made of one or more of the checkpoint's."""
         matrix = self._weights.matrix([f"{source}.weight" for source in sources], shape, f"{name}.weight")
-        biases = [f"{source}.bias" for source in sources]
-        if not self._weights.has(biases[0]):
+        if not has_bias:
             return self._linear(value, matrix, name)
         product = self._linear(value, matrix, f"{name}.product")
-        return self._graph.node("Add", [product, self._weights.vector(biases, shape[0], f"{name}.bias")], name)
+        return self._graph.node(
+            "Add",
+            [product, self._weights.vector([f"{source}.bias" for source in sources], shape[0], f"{name}.bias")],
+            name,
+        )
 
     def _linear(self, value: str, matrix: Matrix, name: str) -> str:
         """`value @ matrix.T`. The matrix stays `[out, in]`, as engines want it; they fold the transposition."""

@@ -52,7 +52,7 @@ def paged_attention(
         key_cache: `[num_blocks, num_kv_heads, tokens_per_block, head_size]`, any float type; written in place.
         value_cache: as `key_cache`.
         past_lens: `[B]` positions of the sequence already in the pool.
-        subsequence_begins: `[B + 1]` first row of each sequence, ending with T.
+        subsequence_begins: `[B + 1]` first row of each sequence, ending with T; every sequence has a row or more.
         block_indices: `[N]` block tables, concatenated.
         block_indices_begins: `[B + 1]` first entry of each table, ending with N.
         num_heads: query heads.
@@ -88,7 +88,7 @@ def paged_attention(
         if sliding_window:
             hidden |= attended <= position[:, None] - sliding_window
         scores[np.broadcast_to(hidden[:, None, None, :], scores.shape)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         output[rows] = np.einsum("rkgc,kcd->rkgd", weights, values).reshape(end - begin, -1).astype(query.dtype)
     return output

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine_build.checkpoint.interface import Checkpoint, DenseTensor, GroupQuantizedTensor, Tensor
+from engine_build.checkpoint.weight_shapes import weight_shapes
 from engine_build.network.graph import GraphBuilder
 from engine_build.network.options import DTYPES, NetworkError, NetworkOptions
 
@@ -18,19 +19,21 @@ GROUP_SIZE = 32
 _SLAB_ROWS = 4096
 """Rows converted at once: bounds the memory beside the tensor itself."""
 
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Tensors that old checkpoints carry and that follow from the configuration."""
-
 ProgressCallback = Callable[[int, int], None]
 
 
 def quantize(weights: NDArray[np.float32]) -> GroupQuantizedTensor:
-    """Round a matrix `[out, in]` to 8-bit groups of 32: symmetric, `scale = max|w| / 127` in float16."""
+    """Round a matrix `[out, in]` to 8-bit groups of 32: symmetric, `scale = max|w| / 127` in float16.
+
+    Weights that are not finite, or too large for a float16 scale, give a scale that is not finite.
+    """
     groups = weights.reshape(weights.shape[0], -1, GROUP_SIZE)
-    scales = (np.abs(groups).max(axis=-1) / 127.0).astype(np.float16)
-    # Divide by the scale as it is stored, so that its own rounding is made up for; a group too small for float16 is 0.
-    divisor = np.where(scales == 0, np.inf, scales.astype(np.float32))
-    values = np.clip(np.rint(groups / divisor[:, :, None]), -127, 127).astype(np.int8)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = (np.abs(groups).max(axis=-1) / 127.0).astype(np.float16)
+        # Divide by the scale as it is stored, so that its own rounding is made up for. A group too small for a
+        # float16 scale is 0.
+        divisor = np.where(scales == 0, np.inf, scales.astype(np.float32))
+        values = np.clip(np.rint(groups / divisor[:, :, None]), -127, 127).astype(np.int8)
     return GroupQuantizedTensor(values.reshape(weights.shape), scales)
 
 
@@ -45,7 +48,10 @@ class Matrix:
 
 
 class WeightWriter:
-    """Takes tensors from a checkpoint by name, writes them into the graph, and keeps count of what was used."""
+    """Takes tensors from a checkpoint by name and writes them into the graph.
+
+    A checkpoint's tensors have the shapes that its configuration implies: its reader has seen to that.
+    """
 
     def __init__(
         self,
@@ -60,74 +66,61 @@ class WeightWriter:
         self._activation_dtype = DTYPES[options.activation_dtype]
         self._quantize = options.weight_dtype == "int8"
         self._progress = progress
-        self._unused = {name for name in checkpoint.names() if not name.endswith(_IGNORED_SUFFIXES)}
-        self._total = len(self._unused)
-
-    def has(self, name: str) -> bool:
-        return name in self._unused
+        self._num_taken = 0
+        self._num_tensors = len(weight_shapes(checkpoint.config))
 
     def vector(self, source_names: Sequence[str], size: int, name: str) -> str:
-        """Write vectors of the checkpoint, one behind the other, as one of `size` elements of activations' dtype."""
-        parts = [self._take(source) for source in source_names]
-        total = sum(part.shape[0] for part in map(_dense, parts))
-        if total != size:
-            raise NetworkError(f"{' + '.join(source_names)}: {total} elements, the configuration implies {size}")
-        vectors = (_dense(part).astype(self._activation_dtype) for part in parts)
-        return self._graph.weight(name, self._activation_dtype, [size], vectors)
+        """Write vectors of the checkpoint, one behind the other, as one of `size` elements in activations' dtype."""
+        parts = (self._converted(_dense(self._take(source)), source, self._activation_dtype) for source in source_names)
+        return self._graph.weight(name, self._activation_dtype, [size], parts)
 
     def matrix(self, source_names: Sequence[str], shape: tuple[int, int], name: str) -> Matrix:
         """Write matrices of the checkpoint, rows below rows, as one of `shape`.
 
         Parts in 8-bit groups stay so if all of them are; mixed parts become dense.
         """
-        parts = [self._take(source) for source in source_names]
-        for source, part in zip(source_names, parts, strict=True):
-            self._check_matrix(source, part, shape[1])
-        rows = sum(_shape(part)[0] for part in parts)
-        if rows != shape[0]:
-            raise NetworkError(f"{' + '.join(source_names)}: {rows} rows, the configuration implies {shape[0]}")
-        if self._quantize or all(isinstance(part, GroupQuantizedTensor) for part in parts):
-            return self._write_quantized(parts, shape, name)
-        slabs = (slab.astype(self._dtype) for part in parts for slab in _float_slabs(part))
-        return Matrix(name, shape, self._graph.weight(name, self._dtype, shape, slabs), None)
-
-    def check_all_used(self) -> None:
-        """Raise `NetworkError` if the checkpoint has weights this network does not know."""
-        if self._unused:
-            names = sorted(self._unused)
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        parts = {source: self._take(source) for source in source_names}
+        if self._quantize and shape[1] % GROUP_SIZE:
             raise NetworkError(
-                f"{self._checkpoint.source} has weights that a {self._checkpoint.config.architecture} network does "
-                f"not use: {', '.join(names[:3])}{more}"
+                f"{', '.join(source_names)}: {shape[1]} columns do not make groups of {GROUP_SIZE}: "
+                "weight_dtype int8 is not possible, as_stored is"
             )
+        if self._quantize or all(isinstance(part, GroupQuantizedTensor) for part in parts.values()):
+            return self._write_quantized(parts, shape, name)
+        slabs = (
+            self._converted(slab, source, self._dtype) for source, part in parts.items() for slab in _float_slabs(part)
+        )
+        return Matrix(name, shape, self._graph.weight(name, self._dtype, shape, slabs), None)
 
     def _take(self, name: str) -> Tensor:
         tensor = self._checkpoint.tensor(name)
-        self._unused.discard(name)
+        self._num_taken += 1
         if self._progress is not None:
-            self._progress(self._total - len(self._unused), self._total)
+            self._progress(self._num_taken, self._num_tensors)
         return tensor
 
-    def _check_matrix(self, source: str, part: Tensor, columns: int) -> None:
-        shape = _shape(part)
-        if len(shape) != 2 or shape[1] != columns:
-            raise NetworkError(f"{source}: shape {shape}, the configuration implies [rows, {columns}]")
-        if self._quantize and columns % GROUP_SIZE:
-            raise NetworkError(f"{source}: {columns} columns; int8 groups need a multiple of {GROUP_SIZE}")
-
-    def _write_quantized(self, parts: Sequence[Tensor], shape: tuple[int, int], name: str) -> Matrix:
+    def _write_quantized(self, parts: Mapping[str, Tensor], shape: tuple[int, int], name: str) -> Matrix:
         rows, groups = shape[0], shape[1] // GROUP_SIZE
         scales: list[NDArray[np.float16]] = []
 
         def values() -> Iterator[NDArray[np.int8]]:
-            for part in parts:
+            for source, part in parts.items():
                 for slab in _quantized_slabs(part):
+                    if not np.isfinite(slab.scales).all():
+                        raise NetworkError(f"{source} has weights that are not finite or too large for float16 scales")
                     scales.append(slab.scales)
                     yield slab.values
 
         value_name = self._graph.weight(f"{name}.values", np.dtype(np.int8), [rows, groups, GROUP_SIZE], values())
         scale_name = self._graph.weight(f"{name}.scales", np.dtype(np.float16), [rows, groups, 1], scales)
         return Matrix(name, shape, value_name, scale_name)
+
+    def _converted(self, values: NDArray[np.generic], source: str, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+        with np.errstate(over="ignore"):  # reported below, by name
+            converted = values.astype(dtype)
+        if dtype == np.float16 and not np.isfinite(converted).all():
+            raise NetworkError(f"{source} has weights beyond the range of float16: use bfloat16 or float32")
+        return converted
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -20,15 +20,14 @@ from executor.engines.interface import StepInputs
 
 
 def padded_sizes(largest: int, smallest: int) -> tuple[int, ...]:
-    """Sizes in ascending order, the last at least `largest`.
+    """Sizes in ascending order: steps of 4 rows up to 32, then four sizes for each doubling, at last `largest`.
 
-    Doubling up to 32, then in steps of at most a quarter: padding costs less than a quarter of a step that does not
-    decode alone, and about 4 sizes are warmed up for each doubling.
+    So padding is at most a quarter of the rows, on average an eighth, and a few sizes cover any budget.
     """
     sizes = [smallest]
     while sizes[-1] < largest:
-        size = sizes[-1]
-        sizes.append(size * 2 if size < 32 else size + 16 * max(1, (1 << size.bit_length() - 1) // 64))
+        step = max(4, (1 << sizes[-1].bit_length()) // 8)
+        sizes.append(min(largest, (sizes[-1] // step + 1) * step))
     return tuple(sizes)
 
 
