@@ -46,7 +46,8 @@ class GrammarMatcher(Protocol):
 
         Args:
             masks: `[1 + drafts, ceil(vocab_size / 32)]`; token t is bit `t % 32` of word `t // 32`. Rows after a
-                draft that the grammar does not allow are left as they are: they are never reached.
+                draft that the grammar does not allow, or that ends the output, need not be written: they are never
+                reached.
             draft_token_ids: the drafts.
         """
         ...
@@ -138,7 +139,7 @@ TopLogProbs = list[tuple[int, float]]
 @dataclass(slots=True)
 class SampledSequence:
     """What a step drew for one request. With k drafts that is 1 to 1 + k tokens: the drafts that the draws confirmed,
-    then the first draw that differs or comes after the last draft."""
+    then the first draw that differs, ends the output, or comes after the last draft."""
 
     token_ids: list[int]
     log_probs: list[float] | None = None

@@ -91,7 +91,7 @@ class Sampler:
             top_p, errors = self._edit(logits, step, edits)
 
         token_ids, largest = self._draw(logits, step, top_p)
-        sampled = _accepted(sequences, token_ids.tolist(), largest.tolist(), errors)
+        sampled = self._accepted(step, token_ids.tolist(), largest.tolist(), errors)
         if step.needs & Needs.RAW_LOGITS:
             edits.undo(logits)
             for row, raw in raw_rows.items():
@@ -189,6 +189,29 @@ class Sampler:
         token_ids[which], largest[which] = draw(logits, step.rows[which], parameters)
         return token_ids, largest
 
+    def _accepted(
+        self, step: _Step, token_ids: list[int], largest: list[float], errors: dict[int, SamplingError]
+    ) -> list[SampledSequence]:
+        """Go along each sequence's rows for as long as the drawn token is the draft that the next row stands on, and
+        does not end the output."""
+        sampled = []
+        place = 0
+        for index, sequence in enumerate(step.sequences):
+            result = SampledSequence([], error=errors.get(index))
+            drafts = sequence.draft_token_ids
+            ends = self._slots.state(step.slots[index]).end_ids if drafts else ()
+            for row in range(sequence.num_rows if result.error is None else 0):
+                if not -np.inf < largest[place + row] < np.inf:
+                    result.error = _draw_error(len(sequence.token_ids) + row, largest[place + row])
+                    break
+                token_id = token_ids[place + row]
+                result.token_ids.append(token_id)
+                if row < len(drafts) and (token_id != drafts[row] or token_id in ends):
+                    break
+            place += sequence.num_rows
+            sampled.append(result)
+        return sampled
+
     def _report(self, logits: NDArray[np.float32], step: _Step, sampled: list[SampledSequence]) -> None:
         """Add log probabilities and logits of the accepted tokens."""
         rows: list[int] = []
@@ -225,28 +248,6 @@ def _most_likely(logits: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[
     else:
         token_ids = np.array([logits[row].argmax() for row in rows], np.int64)
     return token_ids, logits[rows, token_ids]
-
-
-def _accepted(
-    sequences: Sequence[SampledRows], token_ids: list[int], largest: list[float], errors: dict[int, SamplingError]
-) -> list[SampledSequence]:
-    """Go along each sequence's rows for as long as the drawn token is the draft that the next row stands on."""
-    sampled = []
-    place = 0
-    for index, sequence in enumerate(sequences):
-        result = SampledSequence([], error=errors.get(index))
-        if result.error is None:
-            for step in range(sequence.num_rows):
-                if not -np.inf < largest[place + step] < np.inf:
-                    result.error = _draw_error(len(sequence.token_ids) + step, largest[place + step])
-                    break
-                token_id = token_ids[place + step]
-                result.token_ids.append(token_id)
-                if step + 1 < sequence.num_rows and token_id != sequence.draft_token_ids[step]:
-                    break
-        place += sequence.num_rows
-        sampled.append(result)
-    return sampled
 
 
 def _draw_error(position: int, largest: float) -> SamplingError:

@@ -27,7 +27,6 @@ class SequenceState:
         "_bad_words",
         "_bias",
         "_counts",
-        "_end_ids",
         "_min_length",
         "_ngrams",
         "_num_prompt_tokens",
@@ -37,6 +36,7 @@ class SequenceState:
         "_top_p",
         "batched_processor",
         "dense_bias",
+        "end_ids",
         "grammar",
         "processors",
         "spec",
@@ -48,7 +48,7 @@ class SequenceState:
         self._tokens = [int(token_id) for token_id in spec.prompt_token_ids]
         self._num_prompt_tokens = len(self._tokens)
         self._min_length = self._num_prompt_tokens + (config.min_tokens or 0)
-        self._end_ids = sorted({*spec.stop_token_ids, *(() if spec.end_id is None else (spec.end_id,))})
+        self.end_ids = sorted({*spec.stop_token_ids, *(() if spec.end_id is None else (spec.end_id,))})
         self._bad_words = Words(spec.bad_words)
         self._stop_words = Words(spec.stop_words)
 
@@ -100,7 +100,7 @@ class SequenceState:
             or self._ngrams is not None
             or self._top_p is not None
             or self.spec.bad_words
-            or (config.min_tokens and (self._end_ids or self.spec.stop_words))
+            or (config.min_tokens and (self.end_ids or self.spec.stop_words))
         )
 
     @property
@@ -164,7 +164,7 @@ class SequenceState:
         if self._ngrams is not None:
             edits.ban(row, self._ngrams.completions(self._tokens))
         if len(self._tokens) < self._min_length:
-            edits.ban(row, self._end_ids)
+            edits.ban(row, self.end_ids)
             edits.ban(row, self._stop_words.completions(self._tokens, begin=self._num_prompt_tokens))
 
 

@@ -135,7 +135,9 @@ def test_any_mix_of_options_in_one_batch_draws_from_each_rows_own_distribution(
             assert result.generation_logits is not None
             assert np.array_equal(result.generation_logits, raw[where.first_row : where.first_row + count])
         if result.error is None:
-            assert count == 1 + len(drafts) or result.token_ids[-1] != drafts[count - 1]
+            ends = {*sampling.stop_token_ids, sampling.end_id}
+            last = result.token_ids[-1]
+            assert count == 1 + len(drafts) or last != drafts[count - 1] or last in ends
         else:
             left = edited_logits(raw[where.first_row + count], sampling, token_ids + drafts[:count])
             assert isinstance(result.error, NoTokenLeftError)
@@ -198,7 +200,9 @@ def test_tokens_and_log_probs_are_the_same_with_and_without_speculation_and_afte
         table[: 1 + len(drafts)].copy(), [SampledRows(0, token_ids, drafts, 0, 1 + len(drafts))]
     )
     assert result.token_ids == generated[: len(result.token_ids)]
-    assert len(result.token_ids) == min(wrong, len(drafts)) + 1 or not generated
+    ends = {*sampling.stop_token_ids, sampling.end_id}
+    expected = next((place for place, draft in enumerate(drafts[:wrong]) if draft in ends), min(wrong, len(drafts)))
+    assert len(result.token_ids) == expected + 1 or not generated
     assert (result.log_probs or []) == log_probs[: len(result.token_ids)]
 
 
