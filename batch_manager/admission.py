@@ -100,7 +100,8 @@ class Admission:
         if copies is None:
             return Blocked(request, entry.code, needed, available)
         self._next_probe = 0
-        batch.add_context(request)
+        if not blocks.is_loading(request):
+            batch.add_context(request)
         return copies
 
     def make_room(self) -> None:
@@ -152,9 +153,7 @@ class RoomToMake:
         self._lifecycle = lifecycle
         self._num_places = num_active_limit - len(lifecycle.running)
         self._num_blocks = blocks.num_free_blocks + blocks.num_returning_blocks
-        for request in lifecycle.running:
-            if request.num_computed_tokens >= request.num_allocated_tokens:
-                self._num_blocks -= 1  # it takes its next block in this iteration
+        self._num_blocks -= sum(request.needs_block() for request in lifecycle.running)
 
     def make(self, request: Request, num_needed_blocks: int, outranked: list[Request]) -> bool:
         """Pause from the front of `outranked` what ranks below `request` until it fits; False: it cannot."""

@@ -40,6 +40,10 @@ class BlockAccounts(Protocol):
 
     def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int: ...
 
+    def is_loading(self, request: Request) -> bool:
+        """Whether blocks of a running request are on their way from a lower tier."""
+        ...
+
     def start(self, request: Request, reuse: Reuse, now: float) -> list[BlockCopy] | None:
         """Blocks for the context of a request that is admitted, and the reservation for the rest. None: short."""
         ...
@@ -100,6 +104,9 @@ class PagedBlocks:
 
     def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int:
         return self.kv.num_new_blocks(request, num_tokens, reuse)
+
+    def is_loading(self, request: Request) -> bool:
+        return self.kv.is_loading(request)
 
     def start(self, request: Request, reuse: Reuse, now: float) -> list[BlockCopy] | None:
         copies = self.kv.allocate(request, len(request.token_ids), reuse)
@@ -176,6 +183,9 @@ class NoBlocks:
 
     def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int:  # noqa: ARG002
         return 0
+
+    def is_loading(self, request: Request) -> bool:  # noqa: ARG002
+        return False
 
     def start(self, request: Request, reuse: Reuse, now: float) -> list[BlockCopy] | None:  # noqa: ARG002
         request.num_computed_tokens = request.num_reused_tokens = 0

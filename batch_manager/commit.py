@@ -114,6 +114,5 @@ def advance_context(request: Request, end: int, life: Lifecycle) -> None:
         woken = life.deferral.end(request)
     else:
         woken = life.deferral.advance(request, end)
-        life.deferral.register(request, life.blocks.find_reuse(request).first_missing_key)
     if woken:
         life.waiting.wake(woken)

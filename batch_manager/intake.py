@@ -6,6 +6,8 @@ from dataclasses import fields
 
 from batch_manager.config import BatchManagerConfig, CapacitySchedulerPolicy
 from batch_manager.errors import InvalidConfigError, RefusalReason, RequestRefused
+from batch_manager.kv import InvalidKvCacheConfigError
+from batch_manager.kv.retention import checked_retention
 from batch_manager.lifecycle import Lifecycle
 from batch_manager.policies.capacity import tokens_to_completion
 from batch_manager.request import Request, RequestState
@@ -77,6 +79,11 @@ def _check_fields(request: Request) -> None:
         problem = f"beam_width is {request.beam_width}; it must be at least 1"
     elif request.adapter_pages < 0:
         problem = f"adapter_pages is {request.adapter_pages}; it must be at least 0"
+    else:
+        try:
+            checked_retention(request.request_id, request.retention)
+        except InvalidKvCacheConfigError as error:
+            problem = str(error)
     if problem is not None:
         raise RequestRefused(request.request_id, RefusalReason.INVALID_FIELD, problem)
 

@@ -43,7 +43,9 @@ class Lifecycle:
         """Those that hold blocks, by order key: the last one is paused first."""
         self.waiting = WaitingRequests(config)
         self.adapters = AdapterPages(config.num_adapter_pages)
-        self.deferral = PrefixDeferral(blocks.tokens_per_block)
+        self.deferral = PrefixDeferral(
+            blocks.tokens_per_block, lambda request: blocks.find_reuse(request).first_missing_key
+        )
         self.governor = PauseGovernor()
         self.timers = DeadlineTimers()
         self.now = 0.0
@@ -52,12 +54,15 @@ class Lifecycle:
         self.paused: list[Request] = []
         """Paused in this iteration."""
         self.is_kv_short = False
-        """Whether in this iteration a running request did not get its blocks: nobody is admitted then."""
+        """Whether in this iteration a running request found no blocks: nobody is admitted then."""
+        self.awaiting_blocks: list[Request] = []
+        """Running requests whose blocks come back when a step in flight ends."""
 
     def begin_iteration(self, now: float) -> None:
         self.now = now
         self.paused = []
         self.is_kv_short = False
+        self.awaiting_blocks = []
         self.blocks.num_promised_blocks = 0
 
     def arrive(self, request: Request, parked: WaitReason | None) -> None:
@@ -87,11 +92,14 @@ class Lifecycle:
         when a step in flight ends.
         """
         blocks = self.blocks
+        if request in self.awaiting_blocks:
+            return False
         while not blocks.cover(request, num_tokens, self.now):
             self.is_kv_short = True
             shortage = blocks.shortage(request, num_tokens)
             if blocks.num_returning_blocks - blocks.num_promised_blocks >= shortage:
                 blocks.num_promised_blocks += shortage
+                self.awaiting_blocks.append(request)
                 return False
             victim = self._last_pausable(request)
             self.pause(victim, WaitCode.KV_CAPACITY, request)
@@ -99,6 +107,15 @@ class Lifecycle:
                 return False
         self.charge(request, request.num_computed_tokens)
         return True
+
+    def serve_protected(self) -> None:
+        """Let protected requests take the block they need next before anything is scheduled, since others before them
+        in the order may be paused for them."""
+        if not self.blocks.reservations.protected:
+            return
+        for request in list(self.running):
+            if request.needs_block() and self.blocks.is_protected(request):
+                self.require(request, request.num_computed_tokens + 1)
 
     def try_cover(self, request: Request, num_tokens: int) -> None:
         """The same for positions that are only welcome: nobody is paused for them."""
@@ -124,6 +141,11 @@ class Lifecycle:
         receipt.pauses.append(Pause(self.iteration, reason, beneficiary.request_id, request.num_computed_tokens))
         self._give_up(request)
         request.num_pauses += 1
+        self._back_to_line(request)
+        self.governor.on_pause()
+        self.paused.append(request)
+
+    def _back_to_line(self, request: Request) -> None:
         request.num_computed_tokens = 0
         request.num_reused_tokens = 0
         request.context_end = len(request.token_ids)
@@ -131,8 +153,14 @@ class Lifecycle:
             request.draft_token_ids.clear()
         request.state = RequestState.PAUSED
         self.waiting.enter(request)
-        self.governor.on_pause()
-        self.paused.append(request)
+
+    def restart(self, request: Request) -> None:
+        """A running request lost the blocks it waited for: it computes all its tokens itself.
+
+        It stays in `running` until `sweep`. This is nobody's pause: nobody gained by it.
+        """
+        self._give_up(request)
+        self._back_to_line(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a live request in any state. A running one stays in `running` until `sweep`."""

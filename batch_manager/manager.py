@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from batch_manager.admission import Admission
@@ -95,6 +95,15 @@ class BatchManager:
         if request.parked is None or request.parked.code not in (WaitCode.GRAMMAR, WaitCode.REMOTE_KV):
             raise StepOrderError(f"request {request_id} is not held; release_hold goes with add_request(held_for=...)")
         self._life.waiting.wake([request])
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Blocks of these running requests were lost while they were brought from a lower tier
+        (`KvCacheManager.acknowledge_transfer` returned them): they stand in line again, at their own place.
+        """
+        self._life.now = self._clock()
+        for request in requests:
+            self._life.restart(request)
+        self._life.sweep()
 
     def _live_request(self, request_id: int) -> Request:
         request = self._life.requests.get(request_id)
@@ -207,6 +216,7 @@ class BatchManager:
             return IterationPlan(life.iteration, [], 0, [], [], timed_out)
         num_running_before = len(life.running)
         self._admission.make_room()
+        life.serve_protected()
         is_contended = len(life.requests) > 1
         batch = MicroBatch(config, self._chunking, self._growth, life.blocks.tokens_per_block, is_contended)
         contexts: list[Request] = []
@@ -214,7 +224,11 @@ class BatchManager:
         if life.paused:
             life.sweep()
         for request in contexts:
-            if request.state is RequestState.RUNNING:
+            if request.state is not RequestState.RUNNING:
+                continue
+            if life.blocks.is_loading(request):
+                batch.stalled.append(Stalled(request, WaitCode.KV_LOADING, 1, 0))
+            else:
                 batch.add_context(request)
         copies = self._admission.admit(batch, num_running_before)
         scheduled = batch.settle()

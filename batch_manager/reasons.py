@@ -31,6 +31,8 @@ class WaitCode(StrEnum):
     """Pages for its adapter."""
     FAIR_SHARE = "fair_share"
     """Its tenant has been served more than the tenant that is first in line."""
+    KV_LOADING = "kv_loading"
+    """Blocks found in a lower tier of the cache (host, disk)."""
     REMOTE_KV = "remote_kv"
     """Blocks that another instance sends."""
     GRAMMAR = "grammar"

@@ -206,6 +206,14 @@ class Request:
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    def needs_block(self) -> bool:
+        """Whether, running in its generation phase, it cannot take its next step without one more block."""
+        return (
+            self.num_allocated_tokens <= self.num_computed_tokens >= self.context_end
+            and len(self.token_ids) + self.num_placeholder_tokens < self.max_num_tokens
+            and not self.num_drafts_in_flight
+        )
+
     @property
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED

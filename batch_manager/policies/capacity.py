@@ -66,7 +66,7 @@ class CapacityPolicy(Protocol):
 
 def tokens_to_completion(request: Request) -> int:
     """Positions whose keys and values will exist at the end: those of the last token are never computed."""
-    return max(len(request.token_ids), request.max_num_tokens - 1)
+    return request.max_num_tokens - 1
 
 
 class GuaranteedNoEvict:
