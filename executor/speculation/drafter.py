@@ -131,7 +131,7 @@ class Drafter:
 
     def _drafts(self, sequence: _Sequence, num_sequences: int) -> list[int]:
         match = sequence.index.match()
-        if match is None:
+        if match is None or sequence.max_drafts == 0:
             return []
         size, continuation = match
         row_cost = num_sequences / (self._rows_of_fixed_cost + num_sequences)
