@@ -20,6 +20,7 @@ from batch_manager.simulate.histogram import Histogram
 from batch_manager.simulate.metrics import RunMetrics, ServiceLevel
 from batch_manager.simulate.public_traces import azure, burst_gpt, mooncake, recorded
 from batch_manager.simulate.report import Latency, RunReport
+from batch_manager.simulate.series import RunSeries
 from batch_manager.simulate.simulator import SimulatedSpeculation, Simulation
 from batch_manager.simulate.workload import (
     OfferedRequest,
@@ -45,6 +46,7 @@ __all__ = [
     "RooflineCost",
     "RunMetrics",
     "RunReport",
+    "RunSeries",
     "ServiceLevel",
     "SimulatedSpeculation",
     "Simulation",

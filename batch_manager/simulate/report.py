@@ -27,6 +27,10 @@ class Latency:
         p50, p90, p95, p99 = map(histogram.percentile, PERCENTS)
         return Latency(histogram.mean, p50, p90, p95, p99, histogram.maximum)
 
+    def to_json(self) -> dict[str, float]:
+        """Seconds by name."""
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
