@@ -55,9 +55,11 @@ def kv_cache_memory(config: ModelConfig, build_config: BuildConfig, target: Targ
 def weight_bytes(checkpoint: Checkpoint, build_config: BuildConfig, activation_dtype: str) -> int:
     """Bytes of the network's constants."""
     shapes = weight_shapes(checkpoint.config)
+    head = "model.embed_tokens.weight" if checkpoint.config.tie_word_embeddings else "lm_head.weight"
     total = checkpoint.config.head_size // 2 * DTYPES["float32"].itemsize  # rotary frequencies
     for parts in _fused(checkpoint.config):
-        quantized = build_config.weight_dtype == "int8" or all(checkpoint.is_group_quantized(name) for name in parts)
+        stays_quantized = head not in parts and all(checkpoint.is_group_quantized(name) for name in parts)
+        quantized = build_config.weight_dtype == "int8" or stays_quantized
         total += sum(_constant_bytes(shapes[name], quantized, build_config.dtype, activation_dtype) for name in parts)
     return total
 

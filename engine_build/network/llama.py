@@ -80,7 +80,11 @@ class LlamaNetwork:
         sampled_rows = graph.input("sampled_rows", _INT64, ["S"])
 
         vocabulary = (config.vocab_size, config.hidden_size)
-        embedding = self._weights.matrix(["model.embed_tokens.weight"], vocabulary, "embedding.weight")
+        # OpenVINO gives a product with 8-bit weights in the type of its other side: an 8-bit head would round logits to
+        # bfloat16, whose neighbours are 0.25 apart at 32, and make ties where there are none.
+        embedding = self._weights.matrix(
+            ["model.embed_tokens.weight"], vocabulary, "embedding.weight", keep_groups=not config.tie_word_embeddings
+        )
         hidden = self._embed(embedding, input_ids)
         rope = RotaryEmbedding(graph, config, self._dtype, position_ids)
         for layer in range(config.num_hidden_layers):
@@ -90,7 +94,7 @@ class LlamaNetwork:
         if config.tie_word_embeddings:
             head = embedding
         else:
-            head = self._weights.matrix(["lm_head.weight"], vocabulary, "head.weight")
+            head = self._weights.matrix(["lm_head.weight"], vocabulary, "head.weight", keep_groups=False)
         graph.cast(self._linear(hidden, head, "head"), _FLOAT32, "logits")
         graph.output("logits", _FLOAT32, ["S", config.vocab_size])
 

@@ -27,7 +27,7 @@ class NetworkOptions:
     """What weights that are not quantized are stored in: `float32`, `float16` or `bfloat16`. It is also what the plan
     asks an engine to compute in."""
     weight_dtype: str = "as_stored"
-    """`as_stored`: dense weights in `dtype`, matrices that the checkpoint holds in 8-bit groups stay so.
+    """`as_stored`: dense weights in `dtype`; matrices that the checkpoint holds in 8-bit groups stay so, save the head.
     `int8`: every matrix, embedding and head included, in 8-bit groups of 32."""
     activation_dtype: str = "float32"
     """The type of the graph's values between operators. Engines that choose their own precision for a float32 graph

@@ -74,10 +74,12 @@ class WeightWriter:
         parts = (self._converted(_dense(self._take(source)), source, self._activation_dtype) for source in source_names)
         return self._graph.weight(name, self._activation_dtype, [size], parts)
 
-    def matrix(self, source_names: Sequence[str], shape: tuple[int, int], name: str) -> Matrix:
+    def matrix(
+        self, source_names: Sequence[str], shape: tuple[int, int], name: str, *, keep_groups: bool = True
+    ) -> Matrix:
         """Write matrices of the checkpoint, rows below rows, as one of `shape`.
 
-        Parts in 8-bit groups stay so if all of them are; mixed parts become dense.
+        Parts in 8-bit groups stay so if all of them are and `keep_groups` is true, else they become dense.
         """
         parts = {source: self._take(source) for source in source_names}
         if self._quantize and shape[1] % GROUP_SIZE:
@@ -85,7 +87,8 @@ class WeightWriter:
                 f"{', '.join(source_names)}: {shape[1]} columns do not make groups of {GROUP_SIZE}: "
                 "weight_dtype int8 is not possible, as_stored is"
             )
-        if self._quantize or all(isinstance(part, GroupQuantizedTensor) for part in parts.values()):
+        are_groups = all(isinstance(part, GroupQuantizedTensor) for part in parts.values())
+        if self._quantize or (keep_groups and are_groups):
             return self._write_quantized(parts, shape, name)
         slabs = (
             self._converted(slab, source, self._dtype) for source, part in parts.items() for slab in _float_slabs(part)

@@ -48,6 +48,9 @@ def compile_network(
         # Without it the plugin keeps 8 bits, in float32 too.
         "KV_CACHE_PRECISION": KV_CACHE_PRECISIONS[kv_cache_dtype],
     }
+    if precision == "float32":
+        # By default activations that meet 8-bit weights are rounded to 8 bits, too: not what float32 was asked for.
+        settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     if kv_cache_dtype == "uint8":
         # By channel, a block is quantized anew whenever a token is appended, so that what it holds depends on how the
         # sequence was cut into steps. By token, a row written twice is the same row.

@@ -19,6 +19,7 @@ from engine_build.checkpoint.interface import DenseTensor, Tensor
 from engine_build.checkpoint.model_config import ModelConfig, RopeScaling
 from engine_build.network import DATA_FILE, MODEL_FILE, NetworkError, NetworkOptions, PagedAttention, write_network
 from engine_build.network.options import DTYPES
+from engine_build.network.weights import quantize
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 from tests.executor.tiny_engine import transformers_logits, transformers_model
 
@@ -146,6 +147,24 @@ def test_fused_parts_of_which_one_is_dense_become_dense(tmp_path: Path) -> None:
     assert "layers.0.mlp.gate_up.weight.values" in names
     expected = transformers_logits(transformers_model(checkpoint), range(20))
     np.testing.assert_allclose(network.logits(range(20), [0, 1, 2]), expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_in_8_bit_groups_becomes_dense_so_that_logits_are_not_rounded(tied: bool, tmp_path: Path) -> None:
+    class Grouped(TinyCheckpoint):
+        def tensor(self, name: str) -> Tensor:
+            tensor = super().tensor(name)
+            embedding = name == "model.embed_tokens.weight"
+            return quantize(tensor.to_float32()) if embedding else tensor
+
+    checkpoint = Grouped(tiny_config(tie_word_embeddings=tied), quantized=True)
+    network = evaluated(checkpoint, tmp_path)
+    names = {tensor.name for tensor in network.model.graph.initializer}
+    assert ("embedding.weight" in names) is tied
+    assert ("embedding.weight.values" in names) is not tied
+    assert ("head.weight" in names) is not tied
+    assert "head.weight.values" not in names
+    assert "layers.0.mlp.down.weight.values" in names
 
 
 @pytest.mark.parametrize("tied", [True, False])
