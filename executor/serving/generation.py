@@ -14,15 +14,22 @@ import asyncio
 import dataclasses
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from executor.api.errors import DuplicateRequestError, ExecutorShutDownError, QueueFullError, UnsupportedFeatureError
+from executor.api.errors import (
+    DuplicateRequestError,
+    ExecutorShutDownError,
+    QueueFullError,
+    RequestError,
+    UnsupportedFeatureError,
+)
 from executor.api.request import OutputConfig, Request
 from executor.api.response import Response
 from executor.serving.events import Accepted
 from executor.serving.generation_request import GenerationRequest
 from executor.serving.interface import ServedExecutor
 from executor.serving.prompt import prompt_token_ids
+from executor.serving.request_record import Observers, RequestObserver, RequestRecord
 from executor.serving.stream import GenerationStream, OutputState
 from executor.text import TextStream, Tokenizer
 
@@ -48,6 +55,7 @@ class GenerationService:
         *,
         end_ids: Iterable[int],
         slow_reader_seconds: float = 30.0,
+        observers: Sequence[RequestObserver] = (),
     ) -> None:
         """Serve an executor.
 
@@ -56,11 +64,13 @@ class GenerationService:
             tokenizer: the engine directory's; `None` serves token ids only.
             end_ids: the model's end tokens; the first is the one the executor masks below `min_tokens`.
             slow_reader_seconds: a client that takes none of its waiting events for so long loses its request.
+            observers: hear of every request once.
         """
         self.executor = executor
         self.tokenizer = tokenizer
         self.end_ids = tuple(end_ids)
         self.slow_reader_seconds = slow_reader_seconds
+        self._observer = Observers(observers)
         self.is_draining = False
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, GenerationStream] = {}
@@ -80,6 +90,13 @@ class GenerationService:
         Raises:
             RequestError: of the kind that says what is wrong, with the field at fault; nothing is queued.
         """
+        try:
+            return self._start(request)
+        except RequestError as error:
+            self._observer.on_refused(request.request_id, error)
+            raise
+
+    def _start(self, request: GenerationRequest) -> GenerationStream:
         if self.is_draining:
             raise ExecutorShutDownError("the server is draining and takes no new requests")
         request.validate()
@@ -94,22 +111,19 @@ class GenerationService:
         token_ids = prompt_token_ids(self.tokenizer, request.prompt)
         executor_ids = self._enqueue(request, token_ids)
 
-        stream = GenerationStream(Accepted(request_id, len(token_ids), tuple(executor_ids)), self._close_stream)
+        record = RequestRecord(
+            request_id,
+            tenant=request.tenant,
+            prompt_tokens=len(token_ids),
+            num_outputs=len(executor_ids),
+            streaming=request.streaming,
+            accepted_at=self._loop.time(),
+            trace_parent=request.trace_parent,
+        )
+        accepted = Accepted(request_id, len(token_ids), tuple(executor_ids))
+        stream = GenerationStream(accepted, record, self._close_stream)
         for index, executor_id in enumerate(executor_ids):
-            text = None
-            if self.tokenizer is not None:
-                text = TextStream(self.tokenizer, list(request.stop_strings), request.include_stop)
-            self._outputs[executor_id] = (
-                stream,
-                OutputState(
-                    index,
-                    text,
-                    has_stop_strings=bool(request.stop_strings),
-                    end_ids=frozenset() if request.ignore_eos else frozenset(self.end_ids),
-                    prompt_tokens=len(token_ids),
-                    streaming=request.streaming,
-                ),
-            )
+            self._outputs[executor_id] = stream, self._output_state(request, index, len(token_ids))
         self._streams[request_id] = stream
         return stream
 
@@ -185,6 +199,21 @@ class GenerationService:
         # At least 1: a prompt that leaves no room is then refused by the executor, with the numbers.
         return max(1, self.executor.spec.max_seq_len - prompt_tokens)
 
+    def _output_state(self, request: GenerationRequest, index: int, prompt_tokens: int) -> OutputState:
+        decoder = stops = None
+        if self.tokenizer is not None and request.stop_strings:
+            stops = TextStream(self.tokenizer, request.stop_strings, request.include_stop)
+        elif self.tokenizer is not None:
+            decoder = self.tokenizer.incremental_decoder()
+        return OutputState(
+            index,
+            decoder,
+            stops,
+            end_ids=frozenset() if request.ignore_eos else frozenset(self.end_ids),
+            prompt_tokens=prompt_tokens,
+            streaming=request.streaming,
+        )
+
     # -- from the executor --------------------------------------------------------------------------------------------
 
     def _on_responses(self, responses: list[Response]) -> None:
@@ -194,6 +223,7 @@ class GenerationService:
 
     def _deliver(self, responses: list[Response]) -> None:
         outputs = self._outputs
+        now = self._loop.time()
         for response in responses:
             entry = outputs.get(response.request_id)
             if entry is None:
@@ -203,6 +233,10 @@ class GenerationService:
                 self._drop_outputs(stream)
                 stream.fail(response.error)
                 continue
+            record = stream.record
+            if record.first_token_at is None:
+                record.first_token_at = now
+            record.last_token_at = now
             delta, finished = output.take(response.result)
             if delta is not None:
                 stream.put(delta)
@@ -222,7 +256,10 @@ class GenerationService:
 
     def _close_stream(self, stream: GenerationStream) -> None:
         self._drop_outputs(stream)
-        self._streams.pop(stream.accepted.request_id, None)
+        if self._streams.pop(stream.accepted.request_id, None) is not None:
+            stream.record.error = stream.error
+            stream.record.ended_at = self._loop.time()
+            self._observer.on_ended(stream.record)
 
     async def _watch_readers(self) -> None:
         """Cancel requests whose reader has been busy with one event for too long."""

@@ -75,6 +75,8 @@ class GenerationRequest:
     lookahead_config: LookaheadDecodingConfig | None = None
     request_id: str | None = None
     """`None`: the serving layer makes one up."""
+    trace_parent: str | None = None
+    """W3C trace context that the protocol carries beside the request."""
 
     def validate(self) -> None:
         """Check what the Executor does not see; the Executor checks the rest.

