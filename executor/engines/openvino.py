@@ -15,10 +15,14 @@ from executor.engines.openvino_pool import KvPool
 from executor.engines.validate import validate_block_ids, validate_step
 
 _SMALLEST_STEP = 2
-"""Rows. A step of one row would take a matrix-vector kernel, whose sums differ from those of two rows and more."""
+"""Rows. A step of one row is computed by other kernels than one of two and more, whose sums come in another order."""
 
 _SMALLEST_DETERMINISTIC_STEP = 8
 """Rows. With 8-bit weights, kernels for up to 4 rows differ from those for more (measured on a CPU with AMX)."""
+
+
+_LARGEST_WARMED = 512
+"""Rows. A larger step takes so long itself that what its first run adds is a small part of it."""
 
 
 class OpenVinoEngine:
@@ -77,12 +81,14 @@ class OpenVinoEngine:
         return self._run(inputs)
 
     def warm_up(self) -> None:
-        """Run every padded size, the largest first so that buffers grow once.
+        """Run the padded sizes, the largest first so that buffers grow once.
 
-        Sampled rows are warmed up as far as a step without drafts can have them: `max_batch_size`.
+        Sampled rows are warmed up as far as a step without drafts can have them: `max_batch_size`. Sizes beyond
+        `_LARGEST_WARMED` are left out.
         """
         for size in reversed(self._sizes):
-            self._run(self._padding_step(size))
+            if size <= _LARGEST_WARMED:
+                self._run(self._padding_step(size))
 
     def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """See `Engine.copy_blocks`. All sources are read before a target is written."""
