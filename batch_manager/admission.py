@@ -81,6 +81,7 @@ class Admission:
             and known.request is request
             and available < known.needed
             and lifecycle.iteration < self._next_probe
+            and lifecycle.running
         ):
             return Blocked(request, entry.code, known.needed, available)
         reuse = blocks.find_reuse(request)
@@ -90,6 +91,10 @@ class Admission:
                 lifecycle.defer(request, contributor, reuse.num_tokens)
                 return []
         needed = blocks.num_new_blocks(request, entry.num_tokens, reuse)
+        if needed > available and reuse.partial is not None:
+            # A block that is copied from stays as well: where that one is too many, its tokens are computed.
+            reuse = reuse._replace(num_tokens=reuse.num_tokens - reuse.partial.num_tokens, partial=None)
+            needed = blocks.num_new_blocks(request, entry.num_tokens, reuse)
         if needed > available:
             self._next_probe = lifecycle.iteration + self.PROBE_INTERVAL
             return Blocked(request, entry.code, needed, available)
@@ -115,17 +120,19 @@ class Admission:
         queue = lifecycle.waiting.queue
         if not self.capacity.pauses_lower_ranks or not lifecycle.running:
             return
-        outranked = [request for request in reversed(lifecycle.running) if not lifecycle.blocks.is_protected(request)]
+        request = queue.first_ranked()
+        if request is None or request.order_key > lifecycle.running[-1].order_key:
+            return
+        outranked = [running for running in reversed(lifecycle.running) if not lifecycle.blocks.is_protected(running)]
         first_in_line: list[Request] = []
         room = RoomToMake(self.config.num_active_limit, lifecycle)
-        while (request := queue.first_ranked()) is not None and outranked:
-            if request.order_key > outranked[0].order_key:
-                break
+        while request is not None and outranked and request.order_key < outranked[0].order_key:
             queue.pop()
             first_in_line.append(request)
             needed = self._needed_blocks(request)
             if needed is None or not room.make(request, needed, outranked):
                 break
+            request = queue.first_ranked()
         for request in first_in_line:
             queue.push(request)
         if room.is_made:
@@ -140,6 +147,7 @@ class Admission:
         if lifecycle.deferral.contributor(reuse.first_missing_key) is not None:
             return None
         entry = self.capacity.entry(request, blocks.num_protected_blocks(request), blocks.reservations)
+        reuse = reuse._replace(partial=None)
         return blocks.num_new_blocks(request, entry.num_tokens, reuse) + entry.num_withheld_blocks
 
 

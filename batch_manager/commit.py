@@ -35,34 +35,34 @@ def commit(
         state = request.state
         if state is FINISHED:
             continue
+        num_accepted = 0
+        reason = NOT_FINISHED
+        new_tokens: list[int] = []
         if num_drafts:
-            size -= take_back_drafts(request, num_drafts, len(tokens) - 1, speculation)
+            num_accepted = len(tokens) - 1
+            take_back_drafts(request, num_drafts, num_accepted, speculation)
+            new_tokens, reason = append_until_stop(request, tokens)
+            size = min(size - num_drafts + num_accepted, len(request.token_ids) - start)
         end = start + size
         if state is RUNNING:
-            if end >= request.next_store and not num_drafts:
+            if end >= request.next_store:
                 store(request, end)
             if start < request.context_end:
                 advance_context(request, end, life)
         if not samples:
             continue
-        request.num_placeholder_tokens -= 1
-        if num_drafts:
-            new_tokens, reason = append_until_stop(request, list(tokens))
-            if state is RUNNING and reason is NOT_FINISHED and end >= request.next_store:
-                store(request, end)  # only now are the ids of the accepted drafts known
-        else:
+        if not num_drafts:
             token = tokens[0]
+            new_tokens = [token]
             token_ids = request.token_ids
             token_ids.append(token)
-            new_tokens = [token]
-            reason = NOT_FINISHED
-            if token in request.stop_ids or len(token_ids) >= request.max_num_tokens or request.stop_words:
+            if token in request.stop_ids or len(token_ids) >= request.num_tokens_unchecked:
                 reason = check_stop(request)
         if state is not RUNNING:
             life.waiting.num_tokens += len(new_tokens)
         if reason is not NOT_FINISHED:
             ended.append((request, reason))
-        progress.append(new_tuple(Progress, (request, new_tokens, reason, len(tokens) - 1 if num_drafts else 0)))
+        progress.append(new_tuple(Progress, (request, new_tokens, reason, num_accepted)))
     for request, reason in ended:
         life.finish(request, reason)
     if ended:
@@ -95,17 +95,16 @@ def check_counts(plan: IterationPlan, sampled: Sequence[Sequence[int]]) -> None:
 SAMPLES = ScheduledRequest._fields.index("samples")
 
 
-def take_back_drafts(request: Request, num_drafts: int, num_accepted: int, speculation: SpeculationStats) -> int:
-    """Drafts were verified: count them, and return how many were rejected."""
+def take_back_drafts(request: Request, num_drafts: int, num_accepted: int, speculation: SpeculationStats) -> None:
+    """Drafts were verified: count them, and forget those that were rejected."""
     speculation.observe(num_drafts, num_accepted)
     request.receipt.num_draft_tokens += num_drafts
     request.receipt.num_accepted_draft_tokens += num_accepted
     request.draft_token_ids.clear()
     request.num_drafts_in_flight = 0
-    num_rejected = num_drafts - num_accepted
+    request.num_tokens += num_accepted
     if request.state is RUNNING:
-        request.num_computed_tokens -= num_rejected
-    return num_rejected
+        request.num_computed_tokens -= num_drafts - num_accepted
 
 
 def advance_context(request: Request, end: int, life: Lifecycle) -> None:

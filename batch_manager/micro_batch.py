@@ -86,7 +86,7 @@ class MicroBatch:
             if start < request.context_end:
                 contexts.append(request)
                 continue
-            num_tokens = len(request.token_ids) + request.num_placeholder_tokens
+            num_tokens = request.num_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is being sampled
             if request.beam_width != beam_width:
@@ -96,7 +96,7 @@ class MicroBatch:
                 beam_width = request.beam_width
             num_drafts = 0
             cost = beam_width
-            if request.draft_token_ids or request.num_drafts_in_flight:
+            if request.draft_token_ids:
                 if request.num_drafts_in_flight:
                     continue  # how many of them are accepted decides where it goes on
                 num_drafts = self._fit_drafts(request, num_tokens, rows_left - beam_width)
@@ -115,7 +115,7 @@ class MicroBatch:
             if num_drafts:
                 request.num_drafts_in_flight = num_drafts
             request.num_computed_tokens = end
-            request.num_placeholder_tokens += 1
+            request.num_tokens = num_tokens + 1
             scheduled(
                 new_tuple(
                     ScheduledRequest,
@@ -198,7 +198,7 @@ class MicroBatch:
             padding = max(0, padding - num_drafts)
         request.num_computed_tokens = start + size + num_drafts
         if is_last:
-            request.num_placeholder_tokens += 1
+            request.num_tokens += 1
         return ScheduledRequest(
             request,
             start,

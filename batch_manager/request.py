@@ -78,10 +78,11 @@ class Request:
         "num_computed_tokens",
         "num_drafts_in_flight",
         "num_pauses",
-        "num_placeholder_tokens",
         "num_prompt_tokens",
         "num_reserved_blocks",
         "num_reused_tokens",
+        "num_tokens",
+        "num_tokens_unchecked",
         "order_key",
         "parked",
         "priority",
@@ -182,8 +183,12 @@ class Request:
         """Place in the order of all live requests, set by the waiting queue: the smallest comes first."""
         self.context_end = 0
         """Tokens known when it was last admitted: below is context phase, from there on generation phase."""
-        self.num_placeholder_tokens = 0
-        """Tokens being sampled by steps in flight: they follow `token_ids`, their ids are not known yet."""
+        self.num_tokens = self.num_prompt_tokens
+        """`token_ids`, and those that steps in flight are sampling and whose ids are not known yet."""
+        self.num_tokens_unchecked = self.max_num_tokens
+        """A token that makes `token_ids` as long needs more than a look at `stop_ids` to see whether it is the last."""
+        if self.stop_words:
+            self.num_tokens_unchecked = min(self.max_num_tokens, self.num_prompt_tokens + min_new_tokens)
         self.num_drafts_in_flight = 0
         """Draft tokens being verified by a step in flight; the next position is not known until it ends."""
         self.num_allocated_tokens = 0
@@ -206,11 +211,16 @@ class Request:
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def num_placeholder_tokens(self) -> int:
+        """Tokens being sampled by steps in flight: they follow `token_ids`."""
+        return self.num_tokens - len(self.token_ids)
+
     def needs_block(self) -> bool:
         """Whether, running in its generation phase, it cannot take its next step without one more block."""
         return (
             self.num_allocated_tokens <= self.num_computed_tokens >= self.context_end
-            and len(self.token_ids) + self.num_placeholder_tokens < self.max_num_tokens
+            and self.num_tokens < self.max_num_tokens
             and not self.num_drafts_in_flight
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from batch_manager.request import FinishReason, Request
 
 
@@ -25,11 +27,11 @@ def check_stop(request: Request) -> FinishReason:
     return FinishReason.NOT_FINISHED
 
 
-def append_until_stop(request: Request, tokens: list[int]) -> tuple[list[int], FinishReason]:
+def append_until_stop(request: Request, tokens: Sequence[int]) -> tuple[list[int], FinishReason]:
     """Append tokens one by one until one ends the request; returns those appended and why it ended."""
     for count, token in enumerate(tokens, start=1):
         request.token_ids.append(token)
         reason = check_stop(request)
         if reason is not FinishReason.NOT_FINISHED:
-            return tokens[:count], reason
-    return tokens, FinishReason.NOT_FINISHED
+            return list(tokens[:count]), reason
+    return list(tokens), FinishReason.NOT_FINISHED
