@@ -18,6 +18,7 @@ from batch_manager.simulate.workload import FILLER_TOKEN, FIRST_CONTENT_TOKEN, O
 from batch_manager.stop import append_until_stop
 from batch_manager.trace.reader import TraceReader
 from batch_manager.trace.records import Arrival, Cancellation, Failure, Planning, Result
+from batch_manager.trace.redaction import let_end
 
 MOONCAKE_BLOCK = 512
 """Tokens that one of Mooncake's hash ids stands for."""
@@ -115,9 +116,23 @@ class _Recorded:
     def __init__(self, request: Request) -> None:
         self.request = request
         """Its tokens grow as they were generated."""
+        self.is_live = True
         self.has_ended = False
         """By itself, or with a step that failed."""
         self.cancel_after: float | None = None
+
+    def take(self, tokens: list[int], ended: dict[int, FinishReason], is_redacted: bool) -> None:
+        """It was given `tokens`; `ended` are those that ended with the same step."""
+        reason = ended.get(self.request.request_id)
+        if reason is not None and is_redacted:
+            let_end(self.request, tokens, reason)
+        append_until_stop(self.request, tokens)
+        if reason is not None:
+            self.end()
+
+    def end(self) -> None:
+        self.is_live = False
+        self.has_ended = True
 
     def offered(self) -> OfferedRequest:
         request = self.request
@@ -148,7 +163,7 @@ def recorded(path: str | Path) -> list[OfferedRequest]:
     """
     live: dict[int, _Recorded] = {}
     offered: list[_Recorded] = []
-    planned: dict[int, list[int]] = {}
+    planned: dict[int, list[_Recorded]] = {}
     with TraceReader(path) as reader:
         for record in reader:
             match record:
@@ -156,21 +171,20 @@ def recorded(path: str | Path) -> list[OfferedRequest]:
                     entry = live[record.request.request_id] = _Recorded(record.request)
                     offered.append(entry)
                 case Cancellation(was_live=True):
-                    cancelled = live.pop(record.request_id)
+                    cancelled = live[record.request_id]
+                    cancelled.is_live = False
                     if record.reason is FinishReason.CANCELLED:
                         cancelled.cancel_after = max(0.0, record.now - cancelled.request.arrival_time)
                 case Planning():
                     for request_id in record.timed_out:
-                        del live[request_id]
-                    planned[record.iteration] = [row.request_id for row in record.rows]
+                        live[request_id].is_live = False
+                    planned[record.iteration] = [live[row.request_id] for row in record.rows]
                 case Failure():
-                    for request_id in planned.pop(record.iteration):
-                        if request_id in live:
-                            live.pop(request_id).has_ended = True
+                    for entry in planned.pop(record.iteration):
+                        if entry.is_live:
+                            entry.end()
                 case Result():
-                    for request_id, tokens in zip(planned.pop(record.iteration), record.tokens, strict=True):
-                        if request_id in live:
-                            append_until_stop(live[request_id].request, tokens)
-                    for request_id in record.ended:
-                        live.pop(request_id).has_ended = True
+                    for entry, tokens in zip(planned.pop(record.iteration), record.tokens, strict=True):
+                        if entry.is_live:
+                            entry.take(tokens, record.ended, reader.header.is_redacted)
     return sorted((entry.offered() for entry in offered), key=lambda request: request.arrival_time)

@@ -14,7 +14,7 @@ from batch_manager.kv import KvCacheManager
 from batch_manager.manager import BatchManager
 from batch_manager.plan import IterationPlan, Progress
 from batch_manager.reasons import WaitCode
-from batch_manager.request import FinishReason, Request, RequestState
+from batch_manager.request import FinishReason, Request
 from batch_manager.trace.clock import InstantClock
 from batch_manager.trace.errors import TraceWriteError
 from batch_manager.trace.lines import LineCodec, header_to_line
@@ -33,6 +33,7 @@ from batch_manager.trace.records import (
     Restart,
     Result,
 )
+from batch_manager.trace.redaction import Redactor
 
 _logger = logging.getLogger(__name__)
 
@@ -43,13 +44,17 @@ class TraceWriter(Observer):
     A full disk does not stop the run: writing stops, `error` says why, and `close` raises.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises `OSError` when the file cannot be opened."""
+    def __init__(self, path: str | Path, *, redact: bool = False) -> None:
+        """`redact`: token ids, salts and multimodal digests are replaced, see `redaction`.
+
+        Raises `OSError` when the file cannot be opened.
+        """
         self._path = Path(path)
         self._file: TextIO = open_trace(self._path, "w")
         self.error: OSError | None = None
         self.num_lines = 0
         self._codec = LineCodec()
+        self._redactor = Redactor() if redact else None
         self._kv: KvCacheManager | None = None
         self._may_have_drafts: dict[int, Request] = {}
         """Requests to which drafts can have been given since the last plan."""
@@ -89,16 +94,19 @@ class TraceWriter(Observer):
 
     def on_attach(self, manager: BatchManager, kv: KvCacheManager | None) -> None:
         self._kv = kv
-        self._write_line(header_to_line(Header(manager.config, None if kv is None else kv.config, False)))
+        is_redacted = self._redactor is not None
+        self._write_line(header_to_line(Header(manager.config, None if kv is None else kv.config, is_redacted)))
 
     def on_arrival(self, request: Request, held_for: WaitCode | None, now: float) -> None:
-        self._write(Arrival(now, request, held_for, None))
         self._may_have_drafts[request.request_id] = request
+        written = request if self._redactor is None else self._redactor.redact_live(request)
+        self._write(Arrival(now, written, held_for, None))
 
     def on_refusal(self, request: Request, held_for: WaitCode | None, refusal: RequestRefused, now: float) -> None:
-        is_new = request.state is RequestState.WAITING and not request.num_generated_tokens
-        if is_new or refusal.reason is not RefusalReason.INVALID_FIELD:
-            self._write(Arrival(now, request, held_for, refusal.reason))
+        if refusal.reason is RefusalReason.INVALID_FIELD:
+            return  # the request's own fault, whatever else is going on
+        written = request if self._redactor is None else self._redactor.redact_request(request)
+        self._write(Arrival(now, written, held_for, refusal.reason))
 
     def on_release(self, request_id: int, now: float) -> None:
         self._write(HoldRelease(now, request_id))
@@ -108,18 +116,21 @@ class TraceWriter(Observer):
 
     def on_cancel(self, request_id: int, reason: FinishReason, was_live: bool, now: float) -> None:
         self._write(Cancellation(now, request_id, reason, was_live))
+        self._forget(request_id)
 
     def before_schedule(self, now: float) -> None:  # noqa: ARG002
         self._drafts = {
             request_id: len(request.draft_token_ids)
             for request_id, request in self._may_have_drafts.items()
-            if request.draft_token_ids and not request.is_finished
+            if request.draft_token_ids
         }
 
     def on_schedule(self, plan: IterationPlan, now: float) -> None:
         num_free_blocks = 0 if self._kv is None else self._kv.num_free_blocks
         self._write(Planning.of(plan, now, self._drafts, num_free_blocks))
         self._may_have_drafts.clear()
+        for request in plan.timed_out:
+            self._forget(request.request_id)
 
     def on_update(
         self, plan: IterationPlan, sampled: Sequence[Sequence[int]], progress: list[Progress], now: float
@@ -130,10 +141,24 @@ class TraceWriter(Observer):
                 self._may_have_drafts[made.request.request_id] = made.request
             else:
                 ended[made.request.request_id] = made.finish_reason
-        self._write(Result(now, plan.iteration, [list(tokens) for tokens in sampled], ended))
+        if self._redactor is None:
+            tokens = [list(row) for row in sampled]
+        else:
+            tokens = self._redactor.redact_sampled(plan, sampled, progress)
+        self._write(Result(now, plan.iteration, tokens, ended))
+        for request_id in ended:
+            self._forget(request_id)
 
-    def on_abandon(self, plan: IterationPlan, ended: list[Request], now: float) -> None:  # noqa: ARG002
+    def on_abandon(self, plan: IterationPlan, ended: list[Request], now: float) -> None:
         self._write(Failure(now, plan.iteration))
+        for request in ended:
+            self._forget(request.request_id)
+
+    def _forget(self, request_id: int) -> None:
+        """The request has ended."""
+        self._may_have_drafts.pop(request_id, None)
+        if self._redactor is not None:
+            self._redactor.forget(request_id)
 
     def on_pause(self, now: float) -> None:
         self._write(Change(now, "pause", None))
@@ -168,9 +193,11 @@ class TraceRecorder(ObservedBatchManager):
         clock: InstantClock,
         path: str | Path,
         observers: Sequence[Observer] = (),
+        *,
+        redact: bool = False,
     ) -> None:
-        """Raises `OSError` when `path` cannot be opened."""
-        self._writer = TraceWriter(path)
+        """`path` and `redact` are those of the `TraceWriter`. Raises `OSError` when `path` cannot be opened."""
+        self._writer = TraceWriter(path, redact=redact)
         super().__init__(config, kv, clock, [self._writer, *observers])
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from batch_manager.trace.records import (
     Result,
     Row,
 )
+from batch_manager.trace.redaction import let_end
 
 
 class Difference(NamedTuple):
@@ -79,6 +80,7 @@ class Replay:
         self.manager = ObservedBatchManager(header.config, self.kv, clock, observers)
         self.num_iterations = 0
         self.num_requests = 0
+        self._is_redacted = header.is_redacted
         self._iteration = 0
         self._line = 0
         self._in_flight: dict[int, IterationPlan] = {}
@@ -180,7 +182,13 @@ class Replay:
             self._compare(name, before, after, recorded.request_id)
 
     def _update(self, record: Result) -> None:
-        progress = self.manager.update(self._plan_in_flight(record.iteration), record.tokens)
+        plan = self._plan_in_flight(record.iteration)
+        if self._is_redacted:
+            for entry, codes in zip(plan.scheduled, record.tokens, strict=True):
+                request = entry.request
+                if request.request_id in record.ended and not request.is_finished:
+                    let_end(request, codes, record.ended[request.request_id])
+        progress = self.manager.update(plan, record.tokens)
         ended = {
             made.request.request_id: made.finish_reason
             for made in progress

@@ -28,12 +28,12 @@ from batch_manager.trace.records import Arrival, Planning
 from tests.batch_manager.random_run import RandomRun, random_configs
 
 
-def record_random_run(path: Path, seed: int, num_actions: int) -> RandomRun:
+def record_random_run(path: Path, seed: int, num_actions: int, redact: bool = False) -> RandomRun:
     source = random.Random(seed)
     config, kv_config = random_configs(source)
     manual = ManualClock(1000.0)
     clock = InstantClock(manual)
-    with TraceRecorder(config, KvCacheManager(kv_config, clock), clock, path) as manager:
+    with TraceRecorder(config, KvCacheManager(kv_config, clock), clock, path, redact=redact) as manager:
         run = RandomRun(manager, manual, source)
         run.run(num_actions)
     return run
@@ -50,11 +50,11 @@ def record_two_requests(path: Path) -> None:
             manager.update(plan, [[50 + entry.request.request_id] for entry in plan.scheduled])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32))
-def test_a_random_run_is_replayed_with_identical_plans(tmp_path: Path, seed: int) -> None:
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), redact=st.booleans())
+def test_a_random_run_is_replayed_with_identical_plans(tmp_path: Path, seed: int, redact: bool) -> None:
     path = tmp_path / "run.jsonl"
-    record_random_run(path, seed, 150)
+    record_random_run(path, seed, 150, redact)
     result = replay(path)
     assert result.difference is None, str(result.difference)
     assert result.is_complete
