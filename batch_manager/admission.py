@@ -42,12 +42,11 @@ class Admission:
 
     def admit(self, batch: MicroBatch, num_running_before: int) -> list[BlockCopy]:
         """Admit all that fit in this iteration; returns block copies to carry out before it."""
-        waiting = self._lifecycle.waiting
+        queue = self._lifecycle.waiting.queue
         all_copies: list[BlockCopy] = []
-        while (request := waiting.next()) is not None:
+        while (request := queue.peek()) is not None:
             copies = self._try_admit(request, batch, num_running_before)
             if isinstance(copies, Blocked):
-                waiting.put_in_line(request)
                 self.blocked = copies
                 return all_copies
             all_copies += copies
@@ -55,7 +54,7 @@ class Admission:
         return all_copies
 
     def _try_admit(self, request: Request, batch: MicroBatch, num_running_before: int) -> list[BlockCopy] | Blocked:
-        """Admit or park; otherwise say what is missing."""
+        """Take the first in line out of it, to admit or to park it; otherwise say what is missing."""
         lifecycle, blocks = self._lifecycle, self._lifecycle.blocks
         num_running = len(lifecycle.running)
         if not self.capacity.is_open(num_running_before):
@@ -118,9 +117,9 @@ class Admission:
         """
         lifecycle = self._lifecycle
         queue = lifecycle.waiting.queue
-        if not self.capacity.pauses_lower_ranks or not lifecycle.running:
+        if not self.capacity.pauses_lower_ranks or not queue.has_ranks or not lifecycle.running:
             return
-        request = queue.first_ranked()
+        request = queue.peek()
         if request is None or request.order_key > lifecycle.running[-1].order_key:
             return
         outranked = [running for running in reversed(lifecycle.running) if not lifecycle.blocks.is_protected(running)]
@@ -132,7 +131,7 @@ class Admission:
             needed = self._needed_blocks(request)
             if needed is None or not room.make(request, needed, outranked):
                 break
-            request = queue.first_ranked()
+            request = queue.peek()
         for request in first_in_line:
             queue.push(request)
         if room.is_made:

@@ -72,10 +72,11 @@ class Lifecycle:
         self.timers.add(request)
 
     def admit(self, request: Request, reuse: Reuse) -> list[BlockCopy] | None:
-        """Let a request that was taken out of the line run. None: blocks are short, nothing has changed."""
+        """Let the first in line run. None: blocks are short, nothing has changed."""
         copies = self.blocks.start(request, reuse, self.now)
         if copies is None:
             return None
+        self.waiting.queue.pop()
         self.waiting.leave(request)
         request.state = RequestState.RUNNING
         request.context_end = len(request.token_ids)
@@ -186,7 +187,8 @@ class Lifecycle:
         self.running.sort(key=by_order_key)
 
     def defer(self, request: Request, contributor: Request, num_cached_tokens: int) -> None:
-        """Park a request that was taken out of the line until `contributor` has computed the prefix they share."""
+        """Park the first in line until `contributor` has computed the prefix they share."""
+        self.waiting.queue.pop()
         request.parked = WaitReason(
             WaitCode.PREFIX_DEFERRED,
             num_cached_tokens + 1,
@@ -196,7 +198,8 @@ class Lifecycle:
         self.deferral.follow(request, contributor, num_cached_tokens)
 
     def park_for_adapter(self, request: Request) -> None:
-        """Park a request that was taken out of the line until there is room for its adapter."""
+        """Park the first in line until there is room for its adapter."""
+        self.waiting.queue.pop()
         request.parked = WaitReason(
             WaitCode.ADAPTER_PAGES, self.adapters.num_needed_pages(request), self.adapters.num_free_pages
         )

@@ -46,7 +46,7 @@ class WaitingRequests:
             self.put_in_line(request)
 
     def leave(self, request: Request) -> None:
-        """A request that `next` returned was admitted."""
+        """A request that waited does so no longer."""
         self.num_requests -= 1
         self.num_tokens -= len(request.token_ids)
 
@@ -55,10 +55,6 @@ class WaitingRequests:
         self.leave(request)
         if request.parked is None:
             self.queue.discard(request)
-
-    def next(self) -> Request | None:
-        """The first in line, taken out; it is admitted (`leave`), put back (`put_in_line`) or parked."""
-        return self.queue.pop()
 
     def put_in_line(self, request: Request) -> None:
         """At its own place."""
@@ -103,6 +99,6 @@ class WaitingRequests:
 
     def _take_all(self) -> list[Request]:
         taken = []
-        while (request := self.queue.pop()) is not None:
-            taken.append(request)
+        while self.queue.peek() is not None:
+            taken.append(self.queue.pop())
         return taken

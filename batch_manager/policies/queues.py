@@ -30,12 +30,15 @@ class WaitingQueue(Protocol):
 
     def push(self, request: Request) -> None: ...
 
-    def pop(self) -> Request | None:
-        """The next request in line, out of the queue; finished ones are dropped on the way."""
+    has_ranks: bool
+    """Whether order keys rank waiting requests against running ones."""
+
+    def peek(self) -> Request | None:
+        """The first in line; finished ones are dropped on the way."""
         ...
 
-    def first_ranked(self) -> Request | None:
-        """The first in line, left there, if order keys rank it against running requests; otherwise None."""
+    def pop(self) -> Request:
+        """Take the request that `peek` returned just before out of the line."""
         ...
 
     def discard(self, request: Request) -> None:
@@ -76,14 +79,6 @@ class RequestHeap:
     def push(self, request: Request) -> None:
         heapq.heappush(self._entries, (request.order_key, request))
 
-    def pop(self) -> Request | None:
-        while self._entries:
-            request = heapq.heappop(self._entries)[1]
-            if request.state is not RequestState.FINISHED:
-                return request
-            self._num_finished -= 1
-        return None
-
     def peek(self) -> Request | None:
         while self._entries:
             request = self._entries[0][1]
@@ -92,6 +87,10 @@ class RequestHeap:
             heapq.heappop(self._entries)
             self._num_finished -= 1
         return None
+
+    def pop(self) -> Request:
+        """Take out what `peek` returned."""
+        return heapq.heappop(self._entries)[1]
 
     def discard(self) -> None:
         self._num_finished += 1
@@ -104,6 +103,8 @@ class RequestHeap:
 class OrderedQueue:
     """One line for all, ordered by `key`; equal keys in order of arrival."""
 
+    has_ranks = True
+
     def __init__(self, key: Callable[[Request], float]) -> None:
         self._key = key
         self._heap = RequestHeap()
@@ -114,11 +115,11 @@ class OrderedQueue:
     def push(self, request: Request) -> None:
         self._heap.push(request)
 
-    def pop(self) -> Request | None:
-        return self._heap.pop()
-
-    def first_ranked(self) -> Request | None:
+    def peek(self) -> Request | None:
         return self._heap.peek()
+
+    def pop(self) -> Request:
+        return self._heap.pop()
 
     def discard(self, request: Request) -> None:  # noqa: ARG002
         self._heap.discard()
@@ -159,6 +160,7 @@ class FairQueue:
     is corrected when it comes up.
     """
 
+    has_ranks = False
     MAX_IDLE_TENANTS = 1024
     """So many tenants without a waiting request are remembered for the service they are ahead by."""
 
@@ -192,24 +194,24 @@ class FairQueue:
             tenant = self._tenants[name] = Tenant(self._weights.get(name, 1.0), self._floor)
         return tenant
 
-    def pop(self) -> Request | None:
+    def peek(self) -> Request | None:
         order = self._order
         while order:
             service, name = order[0]
             tenant = self._tenants[name]
-            if service < tenant.service and len(tenant.heap):
+            request = tenant.heap.peek()
+            if request is None:
+                heapq.heappop(order)
+                tenant.is_listed = False
+            elif service < tenant.service:
                 heapq.heapreplace(order, (tenant.service, name))
-                continue
-            request = tenant.heap.pop()
-            if request is not None:
-                self._floor = max(self._floor, tenant.service)
+            else:
+                self._floor = max(self._floor, service)
                 return request
-            heapq.heappop(order)
-            tenant.is_listed = False
         return None
 
-    def first_ranked(self) -> Request | None:
-        return None
+    def pop(self) -> Request:
+        return self._tenants[self._order[0][1]].heap.pop()
 
     def discard(self, request: Request) -> None:
         self._tenants[request.tenant].heap.discard()
