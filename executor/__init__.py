@@ -1,27 +1,29 @@
 """In-flight batching executor: the names of `tensorrt_llm.bindings.executor`, on engines built by `engine-build`."""
 
+from importlib.metadata import version
+
 from batch_manager.request import FinishReason
+from executor.api import kv_cache
 from executor.api.config import (
     BatchingType,
-    CacheTransceiverConfig,
     CapacitySchedulerPolicy,
-    CommunicationMode,
-    CommunicationType,
     ContextChunkingPolicy,
     DebugConfig,
-    DecodingConfig,
     DynamicBatchConfig,
     ExecutorConfig,
     ExtendedRuntimePerfKnobConfig,
-    GuidedDecodingConfig,
-    KvCacheConfig,
     LogitsPostProcessorConfig,
     ModelType,
-    OrchestratorConfig,
-    ParallelConfig,
-    PeftCacheConfig,
     SchedulerConfig,
+)
+from executor.api.decoding import (
+    DecodingConfig,
+    DecodingMode,
+    EagleConfig,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
     SpeculativeDecodingConfig,
+    SpeculativeDecodingFastLogitsInfo,
 )
 from executor.api.errors import (
     DuplicateRequestError,
@@ -33,21 +35,20 @@ from executor.api.errors import (
     RequestError,
     UnsupportedFeatureError,
 )
-from executor.api.request import (
-    AdditionalModelOutput,
-    ContextPhaseParams,
-    EagleConfig,
-    ExternalDraftTokensConfig,
-    GuidedDecodingParams,
+from executor.api.guided import GuidedDecodingConfig, GuidedDecodingParams
+from executor.api.kv_cache_config import (
+    CacheTransceiverBackendType,
+    CacheTransceiverConfig,
+    KvCacheConfig,
     KvCacheRetentionConfig,
-    LookaheadDecodingConfig,
-    LoraConfig,
-    OutputConfig,
-    PromptTuningConfig,
-    Request,
-    RequestType,
+    KvCacheTransferMode,
+    RuntimeDefaults,
 )
+from executor.api.model_inputs import LoraConfig, MropeConfig, MultimodalInput, PeftCacheConfig, PromptTuningConfig
+from executor.api.parallel import CommunicationMode, CommunicationType, OrchestratorConfig, ParallelConfig
+from executor.api.request import AdditionalModelOutput, ContextPhaseParams, OutputConfig, Request, RequestType
 from executor.api.response import (
+    AdditionalOutput,
     KvCacheMetrics,
     RequestPerfMetrics,
     Response,
@@ -59,6 +60,7 @@ from executor.api.response import (
 from executor.api.sampling_config import SamplingConfig
 from executor.api.stats import (
     DebugTensorsPerIteration,
+    DisServingRequestStats,
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
@@ -66,12 +68,17 @@ from executor.api.stats import (
     RequestStats,
     RequestStatsPerIteration,
     SpecDecodingStats,
+    StaticBatchingStats,
 )
 from executor.executor import Executor
 
+__version__ = version("inflight-executor")
+
 __all__ = [
     "AdditionalModelOutput",
+    "AdditionalOutput",
     "BatchingType",
+    "CacheTransceiverBackendType",
     "CacheTransceiverConfig",
     "CapacitySchedulerPolicy",
     "CommunicationMode",
@@ -81,6 +88,8 @@ __all__ = [
     "DebugConfig",
     "DebugTensorsPerIteration",
     "DecodingConfig",
+    "DecodingMode",
+    "DisServingRequestStats",
     "DuplicateRequestError",
     "DynamicBatchConfig",
     "EagleConfig",
@@ -101,10 +110,13 @@ __all__ = [
     "KvCacheMetrics",
     "KvCacheRetentionConfig",
     "KvCacheStats",
+    "KvCacheTransferMode",
     "LogitsPostProcessorConfig",
     "LookaheadDecodingConfig",
     "LoraConfig",
     "ModelType",
+    "MropeConfig",
+    "MultimodalInput",
     "OrchestratorConfig",
     "OutputConfig",
     "ParallelConfig",
@@ -120,12 +132,17 @@ __all__ = [
     "RequestType",
     "Response",
     "Result",
+    "RuntimeDefaults",
     "SamplingConfig",
     "SchedulerConfig",
     "SpecDecodingStats",
     "SpeculativeDecodingConfig",
+    "SpeculativeDecodingFastLogitsInfo",
     "SpeculativeDecodingMetrics",
+    "StaticBatchingStats",
     "TimingMetrics",
     "UnsupportedFeatureError",
     "Usage",
+    "__version__",
+    "kv_cache",
 ]

@@ -10,29 +10,30 @@ from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
-from batch_manager import BatchManager, IterationRow, RefusalReason, RequestRefused
-from batch_manager import Request as ScheduledState
-from batch_manager.kv import KvCacheManager
+from batch_manager import IterationRow, RequestRefused, WaitReason
 from engine_build.engine_dir import EngineDirectory
 from executor.api.config import ExecutorConfig, ModelType
-from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
+from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
+from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
+from executor.api.kv_cache import KVCacheEventManager
 from executor.api.request import Request
 from executor.api.response import Response
-from executor.api.stats import IterationStats, RequestStatsPerIteration
-from executor.api.support import check_supported
+from executor.api.stats import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
+from executor.debug_tensors import DebugTensors
 from executor.engines.open import engine_spec, open_engine
-from executor.live_request import LiveRequest, ResponseListener
+from executor.guided_decoding import open_guided_decoding
+from executor.kv_events import KvEventSource
+from executor.live_request import ResponseListener
 from executor.loop import ExecutorLoop
 from executor.model_runner import ModelRunner
 from executor.pool_size import available_memory, pool_size
+from executor.request_intake import RequestIntake, Submission, request_error
 from executor.response_queue import ResponseQueue
-from executor.sampling import Sampler, SamplingSpec
-from executor.sampling_spec import sampling_spec
-from executor.scheduler_config import batch_manager_config, kv_cache_manager_config
+from executor.sampling import Sampler
+from executor.scheduler_config import batch_manager_config, kv_cache_manager_config, open_scheduler
 from executor.speculation import Drafter
-from executor.stats import StatsRecorder
+from executor.stats import StatsLimits, StatsRecorder
+from executor.step import Step
 
 _logger = logging.getLogger(__name__)
 
@@ -60,53 +61,51 @@ class Executor:
         Raises:
             EngineDirectoryError: the directory is missing, damaged, or of another format version or target.
             InvalidRequestError, UnsupportedFeatureError: a configuration field is wrong or refused, by name.
+            OSError: `trace_path` cannot be written.
         """
         if isinstance(model_type, ExecutorConfig):
-            model_type, executor_config = ModelType.DECODER_ONLY, model_type
-        if model_type is not ModelType.DECODER_ONLY:
-            raise InvalidRequestError(
-                f"model_type is {model_type.name}; only DECODER_ONLY is offered", field="model_type"
-            )
-        self.config = executor_config or ExecutorConfig()
-        check_supported(self.config, "executor_config")
+            executor_config = model_type
+        else:
+            _check_model(model_path, model_type)
+        self.config = config = executor_config or ExecutorConfig()
+        config.validate()
 
         self.engine_dir = Path(model_path)
         self.manifest = EngineDirectory.open(self.engine_dir)
-        kv = self.config.kv_cache_config
+        kv = config.kv_cache_config
         self.spec = engine_spec(self.manifest, kv.kv_cache_dtype)
-        scheduling = batch_manager_config(self.config, self.spec)
+        scheduling = batch_manager_config(config, self.spec)
         self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, available_memory())
         _logger.info(self.pool_size.reason)
+        self._debug_tensors = None if config.debug_config is None else DebugTensors(config.debug_config)
+        drafter = Drafter(_default_lookahead(config.decoding_config))
+        self._grammars = None
+        if config.guided_decoding_config is not None:
+            self._grammars = open_guided_decoding(config.guided_decoding_config, self.manifest, self.spec.vocab_size)
 
         started = time.monotonic()
         self._engine = open_engine(
             self.manifest,
             num_blocks=self.pool_size.num_blocks,
             kv_cache_dtype=kv.kv_cache_dtype,
-            num_threads=self.config.num_threads,
-            deterministic=self.config.deterministic,
+            num_threads=config.num_threads,
+            deterministic=config.deterministic,
         )
         self._engine.warm_up()
         _logger.info("engine ready after %.1f s", time.monotonic() - started)
 
-        blocks = KvCacheManager(kv_cache_manager_config(self.config, self.pool_size.num_blocks, self.spec))
-        self._batch_manager = BatchManager(scheduling, blocks)
-        self._stats = StatsRecorder(
-            self._batch_manager,
-            blocks,
-            max_iterations=self.config.iter_stats_max_iterations,
-            max_request_iterations=self.config.request_stats_max_iterations,
-            max_table_rows=self.config.iteration_table_max_rows,
+        kv_config = kv_cache_manager_config(config, self.pool_size.num_blocks, self.spec)
+        self._batch_manager, self._kv, self._trace = open_scheduler(scheduling, kv_config, config.trace_path)
+        limits = StatsLimits(
+            config.iter_stats_max_iterations, config.request_stats_max_iterations, config.iteration_table_max_rows
         )
+        self._stats = StatsRecorder(self._batch_manager, self._kv, self.spec, config.batching_type, limits)
+        runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
+        step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
+        self._loop = ExecutorLoop(self._batch_manager, step, drafter, self._stats)
+        self._intake = RequestIntake(config, self.spec, self._grammars)
         self._responses = ResponseQueue()
         self._ids = itertools.count(1)
-        self._loop = ExecutorLoop(
-            self._batch_manager,
-            ModelRunner(self._engine, scheduling.min_rows_per_sequence),
-            Sampler(self.spec.vocab_size),
-            Drafter(self.config.decoding_config and self.config.decoding_config.lookahead_decoding_config),
-            self._stats,
-        )
         self._is_shut_down = False
         self._loop.start()
 
@@ -122,29 +121,33 @@ class Executor:
         Raises:
             RequestError: of the kind that says what is wrong, with the field at fault.
         """
-        request.validate()
-        self._check_against_engine(request)
-        request_id = next(self._ids)
-        live = LiveRequest(request_id, request, listener or self._responses.put, self.spec.tokens_per_block)
-        sequences = [
-            self._sequence(request_id if index == 0 else next(self._ids), request, index)
-            for index in range(request.num_sequences)
-        ]
-        if listener is None:
-            self._responses.open(request_id)
-        try:
-            self._loop.submit(live, sequences)
-        except RequestRefused as refusal:
-            self._responses.discard(request_id)
-            raise _request_error(refusal) from None
-        except RequestError:
-            self._responses.discard(request_id)
-            raise
-        return request_id
+        return self._enqueue([request], listener)[0]
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queue several requests; the first refusal is raised and those before it stay queued."""
-        return [self.enqueue_request(request) for request in requests]
+        """Queue several requests and return their ids: all of them, or, when one is refused, none.
+
+        Raises:
+            RequestError: as `enqueue_request`, for the first request that is wrong.
+        """
+        return self._enqueue(requests, None)
+
+    def _enqueue(self, requests: Sequence[Request], listener: ResponseListener | None) -> list[int]:
+        submissions: list[Submission] = []
+        for request in requests:
+            submissions.append(
+                self._intake.accept(request, next(self._ids), lambda: next(self._ids), listener or self._responses.put)
+            )
+        ids = [submission.live.request_id for submission in submissions]
+        if listener is None:
+            for request_id in ids:
+                self._responses.open(request_id)
+        try:
+            self._loop.submit(submissions)
+        except (RequestRefused, RequestError) as error:
+            for request_id in ids:
+                self._responses.discard(request_id)
+            raise request_error(error) if isinstance(error, RequestRefused) else error from None
+        return ids
 
     def cancel_request(self, id: int) -> None:
         """End a request. It gets exactly one final response: `CANCELLED`, or the one it was about to get anyway."""
@@ -160,15 +163,18 @@ class Executor:
         """Responses that are ready, waiting for the first.
 
         Args:
-            id: one request: a list of its responses. Several: a list of lists. None, or a `timedelta` meant as
-                timeout: those of any request.
-            timeout: how long to wait; `None` waits as long as it takes.
+            id: one request: a list of its responses. Several: a list of lists, once each has some; a request whose
+                final response was taken before has an error response. None, or a `timedelta` meant as timeout: those
+                of any request.
+            timeout: how long to wait; `None` waits as long as it takes, or until the executor is shut down.
+            ids: several requests.
 
         Returns:
             Empty lists after a timeout.
 
         Raises:
-            InvalidRequestError: a request is unknown, or its final response was taken before.
+            InvalidRequestError: the one request is unknown, or its final response was taken before.
+            ExecutorShutDownError: the executor is shut down, and every response has been taken.
         """
         if isinstance(id, timedelta):
             id, timeout = None, id
@@ -181,12 +187,13 @@ class Executor:
         return self._responses.take_each(wanted, seconds)
 
     def get_num_responses_ready(self, id: int | None = None) -> int:
+        """Responses that `await_responses` would give at once, of one request or of all."""
         return self._responses.num_ready(id)
 
     def can_enqueue_requests(self) -> bool:
         return not self._is_shut_down
 
-    # -- looking inside -----------------------------------------------------------------------------------------------
+    # -- looking inside ---------------------------------------------------------------------------------------------
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         """Iterations since the last call, as many as `iter_stats_max_iterations` allows."""
@@ -196,9 +203,35 @@ class Executor:
         """Per-request statistics since the last call; off unless `request_stats_max_iterations` is set."""
         return self._stats.take_request_stats()
 
+    def get_latest_debug_tensors(self) -> list[DebugTensorsPerIteration]:
+        """Tensors of the iterations since the last call, as `debug_config` asks for them; else none."""
+        return [] if self._debug_tensors is None else self._debug_tensors.take()
+
+    def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
+        """Where KV cache events come from; `None` unless `kv_cache_config.event_buffer_max_size` is set.
+
+        Each event is handed out once, whichever manager it is taken from.
+        """
+        if not self.config.kv_cache_config.event_buffer_max_size:
+            return None
+        window_size = self._kv.config.attention_window or self.spec.max_seq_len
+        loop = self._loop
+        source = KvEventSource(self._kv, loop.batch_manager_lock, lambda: loop.is_stopping, window_size)
+        return KVCacheEventManager(source.take)
+
+    def explain_request(self, id: int) -> WaitReason | None:
+        """Why a request's first sequence waits, or did not advance in the last iteration; `None`: it did (not
+        upstream's).
+
+        Raises:
+            UnknownRequestError: the request has ended, or never was.
+        """
+        with self._loop.batch_manager_lock:
+            return self._batch_manager.explain(id)
+
     def iteration_table(self) -> list[IterationRow]:
         """Who ran in each iteration and how far it came; off unless `iteration_table_max_rows` is set."""
-        return list(self._stats.table())
+        return self._stats.table()
 
     @property
     def last_progress(self) -> float:
@@ -207,16 +240,26 @@ class Executor:
 
     @property
     def num_unfinished_requests(self) -> int:
-        return self._loop.num_live
+        return self._loop.num_unfinished
 
-    # -- life
+    # -- life -------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Stop the loop and release the engine. Requests that have not ended get an error response."""
-        if not self._is_shut_down:
-            self._is_shut_down = True
-            self._loop.stop()
-            self._engine.close()
+        """Stop the loop and release the engine. Requests that have not ended get an error response.
+
+        Raises:
+            TraceWriteError: some of the trace could not be written; everything is released nevertheless.
+        """
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._loop.stop()
+        self._responses.close()
+        self._engine.close()
+        if self._grammars is not None:
+            self._grammars.shutdown()
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Executor:
         return self
@@ -226,60 +269,26 @@ class Executor:
     ) -> None:
         self.shutdown()
 
-    # -- from a request to what the scheduler and the sampler need
 
-    def _check_against_engine(self, request: Request) -> None:
-        spec = self.spec
-        num_prompt_tokens = len(request.input_token_ids)
-        if num_prompt_tokens > spec.max_input_len:
-            raise InvalidRequestError(
-                f"the prompt has {num_prompt_tokens} tokens; the engine's max_input_len is {spec.max_input_len}",
-                field="input_token_ids",
-            )
-        if num_prompt_tokens + request.max_tokens > spec.max_seq_len:
-            raise InvalidRequestError(
-                f"prompt ({num_prompt_tokens}) and max_tokens ({request.max_tokens}) make "
-                f"{num_prompt_tokens + request.max_tokens} tokens; the engine's max_seq_len is {spec.max_seq_len}",
-                field="max_tokens",
-            )
-        _check_token_ids("input_token_ids", request.input_token_ids, spec.vocab_size)
-
-    def _sequence(self, sequence_id: int, request: Request, index: int) -> tuple[ScheduledState, SamplingSpec]:
-        stop_words = request.stop_words or []
-        scheduled = ScheduledState(
-            sequence_id,
-            request.input_token_ids,
-            request.max_tokens,
-            end_id=request.effective_end_id,
-            stop_token_ids=[word[0] for word in stop_words if len(word) == 1],
-            stop_words=[word for word in stop_words if len(word) > 1],
-            min_new_tokens=request.sampling_config.min_tokens or 0,
-            priority=request.priority,
-            tenant=request.tenant,
-            arrival_time=time.monotonic(),
-            allotted_time=request.allotted_time_seconds,
-            cache_salt=request.cache_salt_id,
-            retention=request.kv_cache_retention_config,
+def _check_model(model_path: object, model_type: object) -> None:
+    """What upstream's other constructors took is refused by name."""
+    if isinstance(model_path, bytes | bytearray | memoryview):
+        raise UnsupportedFeatureError(
+            "engine_buffer is not supported: an engine is opened from its directory", field="engine_buffer"
         )
-        return scheduled, sampling_spec(request, self.config, self.spec.vocab_size, sequence_index=index)
+    if isinstance(model_type, str | Path):
+        raise UnsupportedFeatureError(
+            "encoder_model_path is not supported: only decoder-only models are offered", field="encoder_model_path"
+        )
+    if model_type is not ModelType.DECODER_ONLY:
+        name = model_type.name if isinstance(model_type, ModelType) else repr(model_type)
+        raise InvalidRequestError(f"model_type is {name}; only DECODER_ONLY is offered", field="model_type")
 
 
-def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    try:
-        ids = np.asarray(token_ids)
-    except (ValueError, OverflowError):
-        ids = np.empty(0, object)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InvalidRequestError(f"{name} must be a list of integers", field=name)
-    wrong = (ids < 0) | (ids >= vocab_size)
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise InvalidRequestError(f"{name}[{at}] is {ids[at]}; token ids are in [0, {vocab_size})", field=name)
-
-
-def _request_error(refusal: RequestRefused) -> RequestError:
-    if refusal.reason in (RefusalReason.QUEUE_FULL_REQUESTS, RefusalReason.QUEUE_FULL_TOKENS):
-        return QueueFullError(str(refusal))
-    if refusal.reason is RefusalReason.DUPLICATE_ID:
-        return DuplicateRequestError(str(refusal))
-    return InvalidRequestError(str(refusal))
+def _default_lookahead(config: DecodingConfig | None) -> LookaheadDecodingConfig | None:
+    """What requests draft with that bring no configuration of their own."""
+    if config is None:
+        return None
+    if config.lookahead_decoding_config is None and config.decoding_mode is not None:
+        return LookaheadDecodingConfig() if config.decoding_mode.isLookahead() else None
+    return config.lookahead_decoding_config

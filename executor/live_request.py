@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batch_manager.request import FinishReason
 from batch_manager.request import Request as ScheduledState
 from executor.api.errors import RequestError
 from executor.api.request import Request
-from executor.api.response import RequestPerfMetrics, Response, Result, Usage
+from executor.api.response import KvCacheMetrics, RequestPerfMetrics, Response, Result, Usage
+from executor.context_logits import ContextLogits
 from executor.sampling import SampledSequence
-
-_T = TypeVar("_T")
 
 ResponseListener = Callable[[list[Response]], None]
 """Called on the loop's thread, once an iteration with all of the iteration's responses for it. Must not block."""
@@ -25,13 +24,13 @@ class LiveSequence:
     """One of a request's `num_return_sequences` outputs: what the scheduler knows of it and what is not sent yet."""
 
     __slots__ = (
+        "context",
         "cumulative_log_prob",
         "first_iteration",
         "first_scheduled_time",
         "first_token_time",
         "generation_logits",
         "index",
-        "last_iteration",
         "last_token_time",
         "log_probs",
         "num_accepted_drafts",
@@ -43,30 +42,42 @@ class LiveSequence:
         "top_log_probs",
     )
 
-    def __init__(self, request: LiveRequest, scheduled: ScheduledState, index: int) -> None:
+    def __init__(
+        self, request: LiveRequest, scheduled: ScheduledState, index: int, context: ContextLogits | None
+    ) -> None:
         self.request = request
         self.scheduled = scheduled
         self.index = index
+        self.context = context
+        """What is wanted of the prompt; `None` where nothing is."""
         self.num_sent = 0
         self.log_probs: list[float] = []
         self.top_log_probs: list[list[tuple[int, float]]] = []
-        self.generation_logits: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = []
+        self.generation_logits: list[NDArray[np.float32]] = []
         self.cumulative_log_prob = 0.0
         self.num_iterations = 0
+        """Iterations in which it got tokens."""
         self.num_drafts = 0
         self.num_accepted_drafts = 0
         self.first_iteration: int | None = None
-        self.last_iteration: int | None = None
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
 
-    def note_scheduled(self, iteration: int, now: float) -> None:
-        if self.first_scheduled_time is None:
-            self.first_scheduled_time = now
-            self.first_iteration = iteration
+    @property
+    def tokens_per_iteration(self) -> float:
+        """Tokens it got in each iteration in which it got any, on average."""
+        return self.scheduled.num_generated_tokens / self.num_iterations if self.num_iterations else 0.0
 
-    def note_tokens(self, sampled: SampledSequence, num_kept: int, num_drafts: int, iteration: int, now: float) -> None:
+    def note_scheduled(self, iteration: int, now: float) -> bool:
+        """The sequence runs in `iteration`; whether for the first time."""
+        if self.first_scheduled_time is not None:
+            return False
+        self.first_scheduled_time = now
+        self.first_iteration = iteration
+        return True
+
+    def note_tokens(self, sampled: SampledSequence, num_kept: int, num_drafts: int, now: float) -> None:
         """Take in what was sampled; only the first `num_kept` tokens count, the rest came after a stop."""
         self.num_iterations += 1
         self.num_drafts += num_drafts
@@ -74,7 +85,6 @@ class LiveSequence:
         if self.first_token_time is None:
             self.first_token_time = now
         self.last_token_time = now
-        self.last_iteration = iteration
         if sampled.log_probs is not None:
             kept = sampled.log_probs[:num_kept]
             self.log_probs += kept
@@ -82,7 +92,7 @@ class LiveSequence:
         if sampled.top_log_probs is not None:
             self.top_log_probs += sampled.top_log_probs[:num_kept]
         if sampled.generation_logits is not None:
-            self.generation_logits.append(sampled.generation_logits[:num_kept].copy())
+            self.generation_logits.append(sampled.generation_logits[:num_kept])
 
     def response(self, finish_reason: FinishReason, iteration: int, *, is_final: bool) -> Response | None:
         """What the client is told now: nothing, while a request that does not stream goes on."""
@@ -91,61 +101,69 @@ class LiveSequence:
         if not request.streaming and not is_sequence_final:
             return None
         scheduled = self.scheduled
-        generated = scheduled.token_ids[scheduled.num_prompt_tokens :]
-        num_new = len(generated) - self.num_sent
-        if request.streaming:
-            token_ids = generated if request.return_all_generated_tokens else generated[self.num_sent :]
-        elif request.output_config.exclude_input_from_output:
-            token_ids = generated
-        else:
-            token_ids = list(scheduled.token_ids)
-        self.num_sent = len(generated)
-
+        num_generated = scheduled.num_generated_tokens
+        sends_all = not request.streaming or request.return_all_generated_tokens
+        begin = 0 if sends_all else self.num_sent
+        self.num_sent = num_generated
+        starts_with_prompt = not request.streaming and not request.output_config.exclude_input_from_output
+        first = 0 if starts_with_prompt else scheduled.num_prompt_tokens + begin
         result = Result(
             is_final=is_final,
-            output_token_ids=[token_ids],
+            output_token_ids=[scheduled.token_ids[first:]],
             finish_reasons=[finish_reason],
             sequence_index=self.index,
             is_sequence_final=is_sequence_final,
-            decoding_iter=iteration,
-            avg_decoded_tokens_per_iter=len(generated) / self.num_iterations if self.num_iterations else 0.0,
-            usage=Usage(scheduled.num_prompt_tokens, len(generated), scheduled.num_reused_tokens),
+            decoding_iter=self.num_iterations,
+            avg_decoded_tokens_per_iter=self.tokens_per_iteration,
+            usage=Usage(scheduled.num_prompt_tokens, num_generated, scheduled.num_reused_tokens),
         )
-        only_new = request.streaming and not request.return_all_generated_tokens
-        if request.output_config.return_log_probs:
-            result.cum_log_probs = [self.cumulative_log_prob]
-            result.log_probs = [_tail(self.log_probs, num_new if only_new else None)]
-            if self.top_log_probs:
-                result.top_log_probs = _tail(self.top_log_probs, num_new if only_new else None)
-        if request.output_config.return_generation_logits and self.generation_logits:
-            logits = np.concatenate(self.generation_logits)
-            result.generation_logits = logits[None, -num_new:] if only_new else logits[None]
-            if only_new:
-                self.generation_logits.clear()
-        if is_sequence_final and request.output_config.return_perf_metrics:
-            result.request_perf_metrics = self._perf_metrics(iteration)
+        self._add_outputs(result, begin, sends_all)
+        if request.output_config.return_perf_metrics:
+            result.request_perf_metrics = self._perf_metrics(iteration, is_sequence_final)
         return Response(self.request.request_id, result, client_id=request.client_id)
 
-    def _perf_metrics(self, iteration: int) -> RequestPerfMetrics:
-        metrics = RequestPerfMetrics(first_iter=self.first_iteration, last_iter=self.last_iteration, iter=iteration)
+    def _add_outputs(self, result: Result, begin: int, sends_all: bool) -> None:
+        """Log probabilities and logits, as far as asked for, of generated tokens `begin` on."""
+        output = self.request.request.output_config
+        if output.return_log_probs:
+            result.cum_log_probs = [self.cumulative_log_prob]
+            result.log_probs = [self.log_probs[begin:]]
+            if output.num_top_log_probs:
+                result.top_log_probs = self.top_log_probs[begin:]
+        if self.generation_logits:
+            logits = np.concatenate(self.generation_logits)
+            result.generation_logits = logits[:, None] if self.request.request.streaming else logits[None]
+            if not sends_all:
+                self.generation_logits.clear()
+        if self.context is not None and self.context.is_complete:
+            result.context_logits = self.context.logits
+            result.prompt_log_probs = self.context.log_probs
+
+    def _perf_metrics(self, iteration: int, is_sequence_final: bool) -> RequestPerfMetrics:
+        metrics = RequestPerfMetrics(first_iter=self.first_iteration, iter=iteration)
         timing = metrics.timing_metrics
         timing.arrival_time = timedelta(seconds=self.scheduled.arrival_time)
         timing.first_scheduled_time = _duration(self.first_scheduled_time)
         timing.first_token_time = _duration(self.first_token_time)
-        timing.last_token_time = _duration(self.last_token_time)
+        if is_sequence_final:
+            metrics.last_iter = iteration
+            timing.last_token_time = _duration(self.last_token_time)
         speculation = metrics.speculative_decoding
         speculation.total_draft_tokens = self.num_drafts
         speculation.total_accepted_draft_tokens = self.num_accepted_drafts
         speculation.acceptance_rate = self.num_accepted_drafts / self.num_drafts if self.num_drafts else 0.0
-        kv = metrics.kv_cache_metrics
-        tokens_per_block = self.request.tokens_per_block
-        kv.num_reused_blocks = self.scheduled.num_reused_tokens // tokens_per_block
-        kv.num_total_allocated_blocks = -(-(len(self.scheduled.token_ids) - 1) // tokens_per_block)
-        kv.num_new_allocated_blocks = kv.num_total_allocated_blocks - kv.num_reused_blocks
-        kv.num_missed_blocks = -(-self.scheduled.num_prompt_tokens // tokens_per_block) - kv.num_reused_blocks
-        looked_up = kv.num_reused_blocks + kv.num_missed_blocks
-        kv.kv_cache_hit_rate = kv.num_reused_blocks / looked_up if looked_up else 0.0
+        metrics.kv_cache_metrics = self.kv_cache_metrics()
         return metrics
+
+    def kv_cache_metrics(self) -> KvCacheMetrics:
+        """What the prompt found in the cache, counted in blocks; zeros before it first runs."""
+        if self.first_scheduled_time is None:
+            return KvCacheMetrics()
+        size = self.request.tokens_per_block
+        num_blocks = -(-self.scheduled.num_prompt_tokens // size)
+        num_reused = min(num_blocks, -(-self.scheduled.num_reused_tokens // size))
+        num_missed = num_blocks - num_reused
+        return KvCacheMetrics(num_missed, num_missed, num_reused, num_missed, num_reused / num_blocks)
 
 
 class LiveRequest:
@@ -161,8 +179,8 @@ class LiveRequest:
         self.sequences: list[LiveSequence] = []
         self.num_unfinished = 0
 
-    def add_sequence(self, scheduled: ScheduledState) -> LiveSequence:
-        sequence = LiveSequence(self, scheduled, len(self.sequences))
+    def add_sequence(self, scheduled: ScheduledState, context: ContextLogits | None = None) -> LiveSequence:
+        sequence = LiveSequence(self, scheduled, len(self.sequences), context)
         self.sequences.append(sequence)
         self.num_unfinished += 1
         return sequence
@@ -170,11 +188,6 @@ class LiveRequest:
     def error_response(self, error: RequestError) -> Response:
         """The final response of a request that failed."""
         return Response(self.request_id, error=error, client_id=self.request.client_id)
-
-
-def _tail(values: list[_T], count: int | None) -> list[_T]:
-    """The last `count` values, or all of them."""
-    return list(values) if count is None else values[len(values) - count :]
 
 
 def _duration(seconds: float | None) -> timedelta:

@@ -12,6 +12,7 @@ sampled rows                   *                            *               *   
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ class StepLogits(NamedTuple):
 
     With k drafts there are 1 + k rows: row 0 follows the last committed token, row i the i-th draft.
     """
+    computed_rows: list[slice]
+    """For each entry of `plan.scheduled` the rows of `logits` of all positions computed for it, `start` on, where they
+    were asked for; else an empty slice."""
+    inputs: StepInputs
+    """What the engine was given."""
 
 
 class ModelRunner:
@@ -69,8 +75,13 @@ class ModelRunner:
         self.engine = engine
         self.min_rows_per_sequence = min_rows_per_sequence
 
-    def prepare(self, plan: IterationPlan) -> StepInputs:
+    def prepare(self, plan: IterationPlan, all_rows_of: Container[int] = ()) -> StepInputs:
         """Pack the plan's requests into step inputs. Reads the requests, changes nothing.
+
+        Args:
+            plan: the iteration.
+            all_rows_of: ids of requests whose logits are wanted at every computed position, not only where they are
+                sampled.
 
         Raises:
             InvalidPlanError: a request's tokens or block table do not cover what is scheduled for it, or it has
@@ -104,11 +115,11 @@ class ModelRunner:
                         f"min_rows_per_sequence={self.min_rows_per_sequence} the row before it must be replayed"
                     )
                 token_ids.append(token_ids[-1])
-            if scheduled.samples:
-                num_samples = 1 + scheduled.num_draft_tokens
-                if last_row - begin_row + 1 < num_samples:
-                    raise _refused(scheduled, tokens_per_block)
-                sampled_rows += range(last_row + 1 - num_samples, last_row + 1)
+            num_samples = 1 + scheduled.num_draft_tokens if scheduled.samples else 0
+            if last_row - begin_row + 1 < num_samples:
+                raise _refused(scheduled, tokens_per_block)
+            num_wanted = scheduled.num_scheduled_tokens if request.request_id in all_rows_of else num_samples
+            sampled_rows += range(last_row + 1 - num_wanted, last_row + 1)
             block_ids += request.block_ids[:num_blocks]
             past_lens.append(first)
             row_ends.append(len(token_ids))
@@ -130,23 +141,27 @@ class ModelRunner:
             sampled_rows=np.array(sampled_rows, np.int64),
         )
 
-    def execute(self, plan: IterationPlan) -> StepLogits:
-        """Carry out the plan: its block copies first, then one forward pass.
+    def execute(self, plan: IterationPlan, all_rows_of: Container[int] = ()) -> StepLogits:
+        """Carry out the plan: its block copies first, then one forward pass. Arguments as for `prepare`.
 
         Raises:
             InvalidPlanError: see `prepare`; nothing was copied or computed.
             InvalidStepError: the engine refused the step inputs.
         """
-        inputs = self.prepare(plan)
+        inputs = self.prepare(plan, all_rows_of)
         self.copy_blocks(plan.copies)
         logits = self.engine.execute(inputs)
         rows: list[slice] = []
+        computed_rows: list[slice] = []
         end = 0
         for scheduled in plan.scheduled:
             begin = end
-            end += 1 + scheduled.num_draft_tokens if scheduled.samples else 0
-            rows.append(slice(begin, end))
-        return StepLogits(logits, rows)
+            num_samples = 1 + scheduled.num_draft_tokens if scheduled.samples else 0
+            wants_all = scheduled.request.request_id in all_rows_of
+            end += scheduled.num_scheduled_tokens if wants_all else num_samples
+            rows.append(slice(end - num_samples, end))
+            computed_rows.append(slice(begin, end if wants_all else begin))
+        return StepLogits(logits, rows, computed_rows, inputs)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy whole blocks: what lies beyond a copy's `num_tokens` is written before it is read."""

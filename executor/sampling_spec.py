@@ -10,8 +10,10 @@ from executor.api.request import LogitsPostProcessor, Request
 from executor.sampling import SamplingSpec
 
 
-def sampling_spec(request: Request, config: ExecutorConfig, vocab_size: int, *, sequence_index: int) -> SamplingSpec:
-    """How the tokens of sequence `sequence_index` are drawn.
+def sampling_spec(
+    request: Request, prompt_token_ids: list[int], config: ExecutorConfig, vocab_size: int, *, sequence_index: int
+) -> SamplingSpec:
+    """How the tokens of sequence `sequence_index` are drawn, but for its grammar.
 
     Raises:
         RequestError: a field does not fit the vocabulary, or names a logits processor that the executor was not given.
@@ -21,10 +23,10 @@ def sampling_spec(request: Request, config: ExecutorConfig, vocab_size: int, *, 
     batched = request.logits_post_processor_name == Request.BATCHED_POST_PROCESSOR_NAME
     spec = SamplingSpec(
         config=request.sampling_config,
-        prompt_token_ids=request.input_token_ids,
+        prompt_token_ids=prompt_token_ids,
         end_id=request.effective_end_id,
         stop_token_ids=[word[0] for word in stop_words if len(word) == 1],
-        stop_words=stop_words,
+        stop_words=[word for word in stop_words if len(word) > 1],
         bad_words=request.bad_words or (),
         embedding_bias=None if request.embedding_bias is None else np.asarray(request.embedding_bias, np.float32),
         num_top_log_probs=output.num_top_log_probs,

@@ -1,11 +1,15 @@
-"""From the Executor's public configuration to that of the BatchManager and its KV block manager."""
+"""From the Executor's public configuration to the BatchManager and its KV block manager."""
 
 from __future__ import annotations
 
-from batch_manager import BatchManagerConfig
+from pathlib import Path
+from typing import NamedTuple
+
+from batch_manager import BatchManager, BatchManagerConfig, KvCacheManager
 from batch_manager import CapacitySchedulerPolicy as CapacityPolicy
 from batch_manager import ContextChunkingPolicy as ChunkingPolicy
 from batch_manager.kv import KvCacheConfig
+from batch_manager.trace import InstantClock, TraceRecorder
 from executor.api import config as api
 from executor.api.errors import InvalidRequestError
 from executor.engines.interface import EngineSpec
@@ -17,11 +21,6 @@ def batch_manager_config(config: api.ExecutorConfig, spec: EngineSpec) -> BatchM
     Raises:
         InvalidRequestError: a limit is beyond what the engine was built for, or cannot work.
     """
-    if config.max_beam_width != 1:
-        raise InvalidRequestError(
-            f"max_beam_width is {config.max_beam_width}; beam search is not offered, it must be 1",
-            field="max_beam_width",
-        )
     policy = CapacityPolicy(config.scheduler_config.capacity_scheduler_policy)
     if config.batching_type is api.BatchingType.STATIC:
         policy = CapacityPolicy.STATIC_BATCH
@@ -46,7 +45,32 @@ def kv_cache_manager_config(config: api.ExecutorConfig, num_blocks: int, spec: E
         enable_block_reuse=kv.enable_block_reuse,
         enable_partial_reuse=kv.enable_partial_reuse,
         copy_on_partial_reuse=kv.copy_on_partial_reuse,
+        event_buffer_max_size=kv.event_buffer_max_size,
     )
+
+
+class Scheduler(NamedTuple):
+    """The BatchManager and what belongs to it."""
+
+    batch_manager: BatchManager
+    kv: KvCacheManager
+    trace: TraceRecorder | None
+    """The BatchManager itself, where it records; to be closed."""
+
+
+def open_scheduler(config: BatchManagerConfig, kv_config: KvCacheConfig, trace_path: str | Path | None) -> Scheduler:
+    """A BatchManager, recording into `trace_path` if that is given.
+
+    Raises:
+        OSError: the trace cannot be written there.
+    """
+    if trace_path is None:
+        kv = KvCacheManager(kv_config)
+        return Scheduler(BatchManager(config, kv), kv, None)
+    clock = InstantClock()
+    kv = KvCacheManager(kv_config, clock)
+    recorder = TraceRecorder(config, kv, clock, trace_path)
+    return Scheduler(recorder, kv, recorder)
 
 
 def _limit(name: str, wanted: int | None, built_for: int) -> int:

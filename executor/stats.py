@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
 
 from batch_manager import (
     BatchManager,
-    FinishReason,
     IterationPlan,
     IterationRow,
     KvCacheManager,
     Phase,
     Progress,
+    RequestState,
     iteration_rows,
 )
+from executor.api.config import BatchingType
 from executor.api.stats import (
     InflightBatchingStats,
     IterationStats,
@@ -24,35 +29,92 @@ from executor.api.stats import (
     RequestStats,
     RequestStatsPerIteration,
     SpecDecodingStats,
+    StaticBatchingStats,
 )
+from executor.engines.interface import EngineSpec
+from executor.live_request import LiveSequence
+
+
+class StatsLimits(NamedTuple):
+    """How much is kept; 0 of anything costs nothing."""
+
+    max_iterations: int
+    max_request_iterations: int
+    max_table_rows: int
+
+
+class IterationTimes(NamedTuple):
+    """What an iteration took, in seconds."""
+
+    whole: float
+    engine: float
+    drafts: float
+    """Proposing drafts for the next one."""
 
 
 class StatsRecorder:
-    """Keeps the latest iterations, as many as asked for; older ones fall out. Safe to drain from any thread."""
+    """Keeps the latest iterations, as many as asked for; older ones fall out. Safe to drain from any thread.
+
+    The loop calls `record...` under the BatchManager's lock.
+    """
 
     def __init__(
         self,
         batch_manager: BatchManager,
         kv: KvCacheManager,
-        *,
-        max_iterations: int,
-        max_request_iterations: int,
-        max_table_rows: int,
+        spec: EngineSpec,
+        batching_type: BatchingType,
+        limits: StatsLimits,
     ) -> None:
         self._batch_manager = batch_manager
         self._kv = kv
+        self._spec = spec
+        self._is_static = batching_type is BatchingType.STATIC
         self._lock = threading.Lock()
-        self._iterations: deque[IterationStats] = deque(maxlen=max_iterations)
-        self._requests: deque[RequestStatsPerIteration] = deque(maxlen=max_request_iterations)
-        self._table: deque[IterationRow] = deque(maxlen=max_table_rows)
+        self._iterations: deque[IterationStats] = deque(maxlen=limits.max_iterations)
+        self._requests: deque[RequestStatsPerIteration] = deque(maxlen=limits.max_request_iterations)
+        self._table: deque[IterationRow] = deque(maxlen=limits.max_table_rows)
+        self._num_ended_before = 0
 
-    def record(self, plan: IterationPlan, progress: list[Progress], seconds: float, engine_seconds: float) -> None:
-        """Take in one finished iteration; the caller holds the BatchManager's lock."""
+    def record(
+        self,
+        plan: IterationPlan,
+        progress: Sequence[Progress],
+        times: IterationTimes,
+        new: Sequence[LiveSequence],
+        num_ended: int,
+    ) -> None:
+        """Take in one finished iteration.
+
+        Args:
+            plan: what was run.
+            progress: what came of it.
+            times: how long it took.
+            new: sequences that ran for the first time.
+            num_ended: sequences that have ended since the start.
+        """
+        if not self._iterations.maxlen:
+            return
+        stats = self._iteration_stats(plan, times, new)
+        stats.num_completed_requests = num_ended - self._num_ended_before
+        self._num_ended_before = num_ended
+        num_tokens = sum(len(made.new_token_ids) for made in progress)
+        if self._is_static:
+            stats.static_batching_stats = self._static_stats(plan, num_tokens)
+        else:
+            stats.inflight_batching_stats = _inflight_stats(plan, num_tokens)
+        stats.specdec_stats = _spec_decoding_stats(plan, progress, times)
         with self._lock:
-            if self._iterations.maxlen:
-                self._iterations.append(self._iteration_stats(plan, progress, seconds, engine_seconds))
-            if self._requests.maxlen:
-                self._requests.append(self._request_stats(plan))
+            self._iterations.append(stats)
+
+    def record_requests(self, plan: IterationPlan, sequences: Iterable[LiveSequence]) -> None:
+        """Take in where each live sequence is, those that end in this iteration included."""
+        if not self._requests.maxlen:
+            return
+        scheduled = {item.request.request_id for item in plan.scheduled}
+        rows = [_request_stats(sequence, sequence.scheduled.request_id in scheduled) for sequence in sequences]
+        with self._lock:
+            self._requests.append(RequestStatsPerIteration(plan.iteration, rows))
 
     def record_rows(self, plan: IterationPlan) -> None:
         """Add an iteration to the table; before `BatchManager.update`, which takes blocks back."""
@@ -80,73 +142,117 @@ class StatsRecorder:
             return list(self._table)
 
     def _iteration_stats(
-        self, plan: IterationPlan, progress: list[Progress], seconds: float, engine_seconds: float
+        self, plan: IterationPlan, times: IterationTimes, new: Sequence[LiveSequence]
     ) -> IterationStats:
-        manager = self._batch_manager
-        context = [item for item in plan.scheduled if item.phase is Phase.CONTEXT]
-        num_generation = len(plan.scheduled) - len(context)
-        num_tokens = sum(len(made.new_token_ids) for made in progress)
-        num_samples = sum(item.samples for item in plan.scheduled)
-        num_drafts = {item.request.request_id: item.num_draft_tokens for item in plan.scheduled}
-        drafted = [made for made in progress if num_drafts[made.request.request_id]]
-        stats = IterationStats(
+        manager, spec = self._batch_manager, self._spec
+        waited = sum(sequence.scheduled.receipt.queue_seconds for sequence in new)
+        return IterationStats(
             timestamp=datetime.now(UTC).strftime("%m-%d-%Y %H:%M:%S.%f"),
             iter=plan.iteration,
-            iter_latency_ms=seconds * 1e3,
-            engine_latency_ms=engine_seconds * 1e3,
+            iter_latency_ms=times.whole * 1e3,
+            engine_latency_ms=times.engine * 1e3,
+            new_active_requests_queue_latency_ms=waited * 1e3,
+            num_new_active_requests=len(new),
             num_active_requests=manager.num_running,
             num_queued_requests=manager.num_waiting,
-            num_completed_requests=sum(made.finish_reason is not FinishReason.NOT_FINISHED for made in progress),
-            max_num_active_requests=manager.config.max_batch_size,
+            max_num_active_requests=manager.config.num_active_limit,
+            max_batch_size_static=spec.max_batch_size,
+            max_batch_size_tuner_recommended=manager.config.max_batch_size,
             max_batch_size_runtime=manager.config.max_batch_size,
+            max_num_tokens_static=spec.max_num_tokens,
+            max_num_tokens_tuner_recommended=manager.config.max_num_tokens,
             max_num_tokens_runtime=manager.config.max_num_tokens,
+            cpu_mem_usage=resident_bytes(),
             kv_cache_stats=self._kv_cache_stats(),
-            inflight_batching_stats=InflightBatchingStats(
-                num_scheduled_requests=len(plan.scheduled),
-                num_context_requests=len(context),
-                num_gen_requests=num_generation,
-                num_paused_requests=len(plan.paused),
-                num_ctx_tokens=sum(item.num_scheduled_tokens for item in context),
-                avg_num_decoded_tokens_per_iter=num_tokens / num_samples if num_samples else 0.0,
-            ),
         )
-        if drafted:
-            accepted = sum(made.num_accepted_draft_tokens for made in drafted)
-            stats.spec_decoding_stats = SpecDecodingStats(
-                num_draft_tokens=sum(num_drafts.values()),
-                num_accepted_tokens=accepted,
-                num_requests_with_draft_tokens=len(drafted),
-                acceptance_length=1 + accepted / len(drafted),
-            )
-        return stats
 
     def _kv_cache_stats(self) -> KvCacheStats:
-        kv = self._kv
+        stats = self._kv.stats()
         return KvCacheStats(
-            max_num_blocks=kv.num_blocks,
-            free_num_blocks=kv.num_free_blocks,
-            used_num_blocks=kv.num_blocks - kv.num_free_blocks,
-            tokens_per_block=kv.tokens_per_block,
+            max_num_blocks=stats.max_num_blocks,
+            free_num_blocks=stats.free_num_blocks,
+            used_num_blocks=stats.used_num_blocks,
+            tokens_per_block=stats.tokens_per_block,
+            alloc_total_blocks=stats.alloc_total_blocks,
+            alloc_new_blocks=stats.alloc_new_blocks,
+            reused_blocks=stats.reused_blocks,
+            missed_blocks=stats.missed_blocks,
+            cache_hit_rate=stats.cache_hit_rate,
         )
 
-    def _request_stats(self, plan: IterationPlan) -> RequestStatsPerIteration:
-        rows = []
-        for item in plan.scheduled:
-            request = item.request
-            if request.is_finished:
-                stage = RequestStage.GENERATION_COMPLETE
-            elif request.num_computed_tokens < request.num_prompt_tokens:
-                stage = RequestStage.CONTEXT_IN_PROGRESS
-            else:
-                stage = RequestStage.GENERATION_IN_PROGRESS
-            rows.append(
-                RequestStats(
-                    id=request.request_id,
-                    stage=stage,
-                    context_prefill_position=min(request.num_computed_tokens, request.num_prompt_tokens),
-                    num_generated_tokens=request.num_generated_tokens,
-                    scheduled=True,
-                )
-            )
-        rows += [RequestStats(id=request.request_id, paused=True) for request in plan.paused]
-        return RequestStatsPerIteration(iter=plan.iteration, request_stats=rows)
+    def _static_stats(self, plan: IterationPlan, num_tokens: int) -> StaticBatchingStats:
+        context = [item for item in plan.scheduled if item.phase is Phase.CONTEXT]
+        return StaticBatchingStats(
+            num_scheduled_requests=len(plan.scheduled),
+            num_context_requests=len(context),
+            num_ctx_tokens=sum(item.num_scheduled_tokens for item in context),
+            num_gen_tokens=num_tokens,
+            empty_gen_slots=self._batch_manager.config.max_batch_size - len(plan.scheduled),
+        )
+
+
+def _inflight_stats(plan: IterationPlan, num_tokens: int) -> InflightBatchingStats:
+    context = [item for item in plan.scheduled if item.phase is Phase.CONTEXT]
+    num_samples = sum(item.samples for item in plan.scheduled)
+    return InflightBatchingStats(
+        num_scheduled_requests=len(plan.scheduled),
+        num_context_requests=len(context),
+        num_gen_requests=len(plan.scheduled) - len(context),
+        num_paused_requests=len(plan.paused),
+        num_ctx_tokens=sum(item.num_scheduled_tokens for item in context),
+        avg_num_decoded_tokens_per_iter=num_tokens / num_samples if num_samples else 0.0,
+    )
+
+
+def _spec_decoding_stats(
+    plan: IterationPlan, progress: Sequence[Progress], times: IterationTimes
+) -> SpecDecodingStats | None:
+    num_drafts = {item.request.request_id: item.num_draft_tokens for item in plan.scheduled if item.num_draft_tokens}
+    verified = [made for made in progress if made.request.request_id in num_drafts]
+    if not verified:
+        return None
+    num_accepted = sum(made.num_accepted_draft_tokens for made in verified)
+    return SpecDecodingStats(
+        num_draft_tokens=sum(num_drafts[made.request.request_id] for made in verified),
+        num_accepted_tokens=num_accepted,
+        num_requests_with_draft_tokens=len(verified),
+        acceptance_length=1 + num_accepted / len(verified),
+        iter_latency_ms=times.drafts * 1e3,
+        draft_overhead=times.drafts / times.whole,
+    )
+
+
+def _request_stats(sequence: LiveSequence, is_scheduled: bool) -> RequestStats:
+    request = sequence.scheduled
+    if request.is_finished:
+        stage = RequestStage.GENERATION_COMPLETE
+    elif sequence.first_scheduled_time is None:
+        stage = RequestStage.QUEUED
+    elif request.num_generated_tokens:
+        stage = RequestStage.GENERATION_IN_PROGRESS
+    else:
+        stage = RequestStage.CONTEXT_IN_PROGRESS
+    kv = sequence.kv_cache_metrics()
+    return RequestStats(
+        id=sequence.request.request_id,
+        sequence_index=sequence.index,
+        stage=stage,
+        context_prefill_position=min(request.num_computed_tokens, request.num_prompt_tokens),
+        num_generated_tokens=request.num_generated_tokens,
+        avg_num_decoded_tokens_per_iter=sequence.tokens_per_iteration,
+        scheduled=is_scheduled,
+        paused=request.state is RequestState.PAUSED,
+        alloc_total_blocks_per_request=kv.num_total_allocated_blocks,
+        alloc_new_blocks_per_request=kv.num_new_allocated_blocks,
+        reused_blocks_per_request=kv.num_reused_blocks,
+        missed_blocks_per_request=kv.num_missed_blocks,
+        kv_cache_hit_rate_per_request=kv.kv_cache_hit_rate,
+    )
+
+
+def resident_bytes() -> int:
+    """Main memory that the process takes now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

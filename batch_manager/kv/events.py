@@ -50,6 +50,8 @@ class KvCacheStoredData:
     """Digest of the block before the first one, or of the namespace when there is none."""
     blocks: tuple[KvCacheStoredBlockData, ...]
     """Each is the parent of the next."""
+    begins_prompt: bool = False
+    """Whether there is no block before the first one."""
 
 
 @dataclass(frozen=True, slots=True)

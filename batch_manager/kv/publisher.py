@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from batch_manager.kv.block import CachedBlock
 from batch_manager.kv.events import (
@@ -30,9 +30,15 @@ class EventPublisher:
     def take(self) -> list[KvCacheEvent]:
         return self._buffer.take()
 
-    def stored(self, root: RootBlock, chain: list[CachedBlock]) -> None:
-        """New blocks on the device, each the parent of the next."""
-        self._buffer.add(self._stored(root, chain, CacheTier.DEVICE))
+    def stored(self, root: RootBlock, nodes: list[CachedBlock]) -> None:
+        """New blocks on the device, along one path; one event for each run without a gap."""
+        run: list[CachedBlock] = []
+        for node in nodes:
+            if run and node.parent is not run[-1]:
+                self._buffer.add(self._stored(root, run, CacheTier.DEVICE))
+                run = []
+            run.append(node)
+        self._buffer.add(self._stored(root, run, CacheTier.DEVICE))
 
     def removed(self, node: CachedBlock) -> None:
         self._buffer.add_removed(node.digest)
@@ -54,12 +60,11 @@ class EventPublisher:
         return self._buffer.as_snapshot(contents)
 
     @staticmethod
-    def _stored(root: RootBlock, chain: Iterable[CachedBlock], tier: CacheTier) -> KvCacheStoredData:
-        nodes = list(chain)
-        parent = nodes[0].parent
+    def _stored(root: RootBlock, run: list[CachedBlock], tier: CacheTier) -> KvCacheStoredData:
+        parent = run[0].parent
         assert parent is not None
         blocks = tuple(
             KvCacheStoredBlockData(node.digest, node.key, root.namespace.adapter_id, tier, node.priority)
-            for node in nodes
+            for node in run
         )
-        return KvCacheStoredData(parent.digest, blocks)
+        return KvCacheStoredData(parent.digest, blocks, isinstance(parent, RootBlock))

@@ -6,15 +6,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar
+from pathlib import Path
 
-from executor.api.request import AdditionalModelOutput, EagleConfig, LogitsPostProcessor, LookaheadDecodingConfig
-from executor.api.support import refused
+from executor.api.decoding import DecodingConfig, SpeculativeDecodingConfig
+from executor.api.errors import InvalidRequestError
+from executor.api.guided import GuidedDecodingConfig
+from executor.api.kv_cache_config import CacheTransceiverConfig, KvCacheConfig
+from executor.api.model_inputs import PeftCacheConfig
+from executor.api.parallel import ONE_DEVICE, ParallelConfig
+from executor.api.request import AdditionalModelOutput, LogitsPostProcessor
+from executor.api.support import accepted, addition, check_supported, refused, refused_members
 
-_ONE_DEVICE = "one process drives one device"
-_GPU_ONLY = "it tunes GPU kernels that this executor does not have"
+__all__ = [
+    "BatchingType",
+    "CapacitySchedulerPolicy",
+    "ContextChunkingPolicy",
+    "DebugConfig",
+    "DynamicBatchConfig",
+    "ExecutorConfig",
+    "ExtendedRuntimePerfKnobConfig",
+    "KvCacheConfig",
+    "LogitsPostProcessorConfig",
+    "ModelType",
+    "SchedulerConfig",
+]
+
+_NO_KERNELS = "it tunes kernels that this executor does not have"
+_DECODER_ONLY = "only decoder-only models are offered"
 
 
+@refused_members(ENCODER_ONLY=_DECODER_ONLY, ENCODER_DECODER=_DECODER_ONLY)
 class ModelType(IntEnum):
     DECODER_ONLY = 0
     ENCODER_ONLY = 1
@@ -37,15 +58,6 @@ class ContextChunkingPolicy(IntEnum):
     EQUAL_PROGRESS = 1
 
 
-class CommunicationType(IntEnum):
-    MPI = 0
-
-
-class CommunicationMode(IntEnum):
-    LEADER = 0
-    ORCHESTRATOR = 1
-
-
 @dataclass(slots=True)
 class DynamicBatchConfig:
     enable_batch_size_tuning: bool = False
@@ -62,120 +74,35 @@ class SchedulerConfig:
 
 
 @dataclass(slots=True)
-class KvCacheConfig:
-    enable_block_reuse: bool = True
-    max_tokens: int | None = None
-    """Tokens the pool holds; rounded up to whole blocks."""
-    max_attention_window: list[int] | None = refused(None, "the window is the model's own")
-    sink_token_length: int | None = refused(None, "attention sinks are not offered")
-    free_gpu_memory_fraction: float | None = None
-    """Part of the memory that is free after loading the engine (main memory on a CPU). Default 0.9 on a GPU; on a
-    CPU the pool is bounded by what `max_batch_size` sequences of `max_seq_len` tokens can use."""
-    host_cache_size: int | None = None
-    onboard_blocks: bool = True
-    cross_kv_cache_fraction: float | None = refused(None, "only decoder-only models are offered")
-    secondary_offload_min_priority: int | None = None
-    event_buffer_max_size: int = 0
-    _: KW_ONLY
-    enable_partial_reuse: bool = True
-    copy_on_partial_reuse: bool = True
-    use_uvm: bool = refused(False, _GPU_ONLY)
-    attention_dp_events_gather_period_ms: int = refused(5, _ONE_DEVICE)
-    kv_cache_dtype: str | None = None
-    """`None`: as the plan computes; `"int8"`: 8 bit, quantised by token (not upstream's)."""
-
-
-@dataclass(slots=True)
-class OrchestratorConfig:
-    is_orchestrator: bool = True
-    worker_executable_path: str = ""
-    orch_leader_comm: Any = None
-    spawn_processes: bool = True
-
-
-@dataclass(slots=True)
-class ParallelConfig:
-    communication_type: CommunicationType = CommunicationType.MPI
-    communication_mode: CommunicationMode = CommunicationMode.LEADER
-    device_ids: list[int] | None = None
-    participant_ids: list[int] | None = None
-    orchestrator_config: OrchestratorConfig | None = None
-    num_nodes: int | None = None
-
-
-@dataclass(slots=True)
-class PeftCacheConfig:
-    num_host_module_layer: int = 0
-    num_device_module_layer: int = 0
-    optimal_adapter_size: int = 8
-    max_adapter_size: int = 64
-    num_put_workers: int = 1
-    num_ensure_workers: int = 1
-    num_copy_streams: int = 1
-    max_pages_per_block_host: int = 24
-    max_pages_per_block_device: int = 8
-    device_cache_percent: float | None = None
-    host_cache_size: int | None = None
-    lora_prefetch_dir: str | None = None
-
-
-@dataclass(slots=True)
-class DecodingConfig:
-    decoding_mode: Any = None
-    lookahead_decoding_config: LookaheadDecodingConfig | None = None
-    medusa_choices: list[list[int]] | None = refused(None, "draft heads are not offered yet")
-    eagle_config: EagleConfig | None = refused(None, "draft models are not offered yet")
-
-
-@dataclass(slots=True)
 class DebugConfig:
+    """Which tensors of each step are kept, by `executor.debug_tensors.TENSOR_NAMES`."""
+
     debug_input_tensors: bool = False
+    """Keep everything that the engine is given."""
     debug_output_tensors: bool = False
+    """Keep the logits."""
     debug_tensor_names: list[str] | None = None
+    """Keep these, too."""
     debug_tensors_max_iterations: int = 0
+    """Iterations kept for `get_latest_debug_tensors`; 0: each iteration is written to files instead."""
+    _: KW_ONLY
+    dump_dir: str = addition("/tmp/tllm_debug")
+    """Files are `<dump_dir>/PP_1/TP_1/iteration_<n>/<name>.npy`, as upstream's were."""
 
 
 @dataclass(slots=True)
 class LogitsPostProcessorConfig:
     processor_map: dict[str, LogitsPostProcessor] | None = None
     processor_batched: Callable[..., None] | None = None
-    replicate: bool = True
+    replicate: bool = accepted(True, ONE_DEVICE)
 
 
 @dataclass(slots=True)
 class ExtendedRuntimePerfKnobConfig:
-    multi_block_mode: bool = True
-    enable_context_fmha_fp32_acc: bool = False
-    cuda_graph_mode: bool = False
-    cuda_graph_cache_size: int = 0
-
-
-@dataclass(slots=True)
-class SpeculativeDecodingConfig:
-    fast_logits: bool = False
-
-
-class GuidedDecodingBackend(IntEnum):
-    XGRAMMAR = 0
-    LLGUIDANCE = 1
-
-
-@dataclass(slots=True)
-class GuidedDecodingConfig:
-    """`encoded_vocab`, `tokenizer_str` and `stop_token_ids` default to the engine directory's tokenizer."""
-
-    GuidedDecodingBackend: ClassVar[type[GuidedDecodingBackend]] = GuidedDecodingBackend
-
-    backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
-    encoded_vocab: list[str] | None = None
-    tokenizer_str: str | None = None
-    stop_token_ids: list[int] | None = None
-
-
-@dataclass(slots=True)
-class CacheTransceiverConfig:
-    backend: Any = None
-    max_tokens_in_buffer: int | None = None
+    multi_block_mode: bool = refused(True, _NO_KERNELS)
+    enable_context_fmha_fp32_acc: bool = refused(False, _NO_KERNELS)
+    cuda_graph_mode: bool = refused(False, _NO_KERNELS)
+    cuda_graph_cache_size: int = refused(0, _NO_KERNELS)
 
 
 @dataclass(slots=True)
@@ -189,17 +116,18 @@ class ExecutorConfig:
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
     enable_chunked_context: bool = True
-    normalize_log_probs: bool = True
+    """On by default, as in upstream's C++; upstream's Python bindings left it off."""
+    normalize_log_probs: bool = accepted(True, "it concerns beam search, which is not offered")
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
     batching_type: BatchingType = BatchingType.INFLIGHT
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
-    parallel_config: ParallelConfig | None = refused(None, _ONE_DEVICE)
+    parallel_config: ParallelConfig | None = refused(None, ONE_DEVICE)
     peft_cache_config: PeftCacheConfig = field(default_factory=PeftCacheConfig)
     logits_post_processor_config: LogitsPostProcessorConfig | None = None
     decoding_config: DecodingConfig | None = None
-    use_gpu_direct_storage: bool = refused(False, _GPU_ONLY)
+    use_gpu_direct_storage: bool = refused(False, "plans are read through main memory")
     gpu_weights_percent: float = refused(1.0, "weights are not streamed")
     max_queue_size: int | None = None
     extended_runtime_perf_knob_config: ExtendedRuntimePerfKnobConfig = field(
@@ -207,24 +135,75 @@ class ExecutorConfig:
     )
     debug_config: DebugConfig | None = None
     recv_poll_period_ms: int = refused(0, "requests are taken as they come")
-    max_seq_idle_microseconds: int = refused(180_000_000, _ONE_DEVICE)
+    max_seq_idle_microseconds: int = refused(180_000_000, ONE_DEVICE)
     spec_dec_config: SpeculativeDecodingConfig | None = refused(None, "draft models are not offered yet")
     guided_decoding_config: GuidedDecodingConfig | None = None
-    additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, "this version does not offer it")
+    """Needed by requests with `guided_decoding_params`."""
+    additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, "plans have no output but logits")
     cache_transceiver_config: CacheTransceiverConfig | None = refused(
         None, "transfer between instances is not offered yet"
     )
-    gather_generation_logits: bool = False
+    gather_generation_logits: bool = accepted(False, "requests may ask for their logits anyway")
     mm_embedding_offloading: bool = refused(False, "only text models are offered")
-    enable_trt_overlap: bool = refused(False, "scheduling does not wait for it")
-    fail_fast_on_attention_window_too_large: bool = False
+    enable_trt_overlap: bool = refused(False, "an iteration is planned when the one before it has ended")
+    fail_fast_on_attention_window_too_large: bool = accepted(False, "the window is the model's own")
     _: KW_ONLY
-    deterministic: bool = False
+    deterministic: bool = addition(False)
     """At least two query rows for each sequence in each step, so that logits are bit-equal whatever else is in the
-    batch, however the context was chunked, reused or recomputed (not upstream's)."""
-    iteration_table_max_rows: int = 0
-    """Rows of the iteration table that are kept; 0 keeps none (not upstream's)."""
-    max_queued_tokens: int | None = None
-    """Bound on the prompt tokens that wait (not upstream's)."""
-    num_threads: int | None = None
-    """CPU threads of the engine; `None` takes all cores (not upstream's)."""
+    batch, however the context was chunked, reused or recomputed."""
+    iteration_table_max_rows: int = addition(0)
+    """Rows of the iteration table that are kept; 0 keeps none."""
+    max_queued_tokens: int | None = addition(None)
+    """Bound on the prompt tokens that wait."""
+    num_threads: int | None = addition(None)
+    """CPU threads of the engine; `None` takes all cores."""
+    trace_path: str | Path | None = addition(None)
+    """Record what the BatchManager is asked and decides into this file, for `batch_manager.trace.replay`."""
+
+    def validate(self) -> None:
+        """Raise a `RequestError` naming the first field that is wrong whatever the engine is."""
+        check_supported(self, "executor_config")
+        if self.max_beam_width != 1:
+            raise InvalidRequestError(
+                f"max_beam_width is {self.max_beam_width}; beam search is not offered, it must be 1",
+                field="max_beam_width",
+            )
+        if self.decoding_config is not None:
+            self.decoding_config.validate()
+        for name in ("iter_stats_max_iterations", "request_stats_max_iterations", "iteration_table_max_rows"):
+            _check_not_negative(name, getattr(self, name))
+        _check_not_negative("kv_cache_config.event_buffer_max_size", self.kv_cache_config.event_buffer_max_size)
+        if self.debug_config is not None:
+            _check_not_negative(
+                "debug_config.debug_tensors_max_iterations", self.debug_config.debug_tensors_max_iterations
+            )
+
+    @property
+    def logits_post_processor_map(self) -> dict[str, LogitsPostProcessor] | None:
+        """Upstream's older spelling of `logits_post_processor_config.processor_map`."""
+        given = self.logits_post_processor_config
+        return None if given is None else given.processor_map
+
+    @logits_post_processor_map.setter
+    def logits_post_processor_map(self, processors: dict[str, LogitsPostProcessor] | None) -> None:
+        self._post_processors().processor_map = processors
+
+    @property
+    def logits_post_processor_batched(self) -> Callable[..., None] | None:
+        """Upstream's older spelling of `logits_post_processor_config.processor_batched`."""
+        given = self.logits_post_processor_config
+        return None if given is None else given.processor_batched
+
+    @logits_post_processor_batched.setter
+    def logits_post_processor_batched(self, processor: Callable[..., None] | None) -> None:
+        self._post_processors().processor_batched = processor
+
+    def _post_processors(self) -> LogitsPostProcessorConfig:
+        if self.logits_post_processor_config is None:
+            self.logits_post_processor_config = LogitsPostProcessorConfig()
+        return self.logits_post_processor_config
+
+
+def _check_not_negative(name: str, value: int) -> None:
+    if value < 0:
+        raise InvalidRequestError(f"{name} is {value}; it must be 0 or more", field=name)

@@ -8,15 +8,36 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, ClassVar
 
-from batch_manager.kv import KvCacheRetentionConfig
+from executor.api.decoding import EagleConfig, ExternalDraftTokensConfig, LookaheadDecodingConfig
 from executor.api.errors import InvalidRequestError
+from executor.api.guided import GuidedDecodingParams, GuideType
+from executor.api.kv_cache_config import KvCacheRetentionConfig
+from executor.api.model_inputs import LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
+from executor.api.renamed import renamed
 from executor.api.sampling_config import SamplingConfig
-from executor.api.support import check_supported, refused
+from executor.api.support import accepted, addition, check_supported, refused, refused_members
+
+__all__ = [
+    "AdditionalModelOutput",
+    "ContextPhaseParams",
+    "EagleConfig",
+    "ExternalDraftTokensConfig",
+    "GuideType",
+    "GuidedDecodingParams",
+    "KvCacheRetentionConfig",
+    "LogitsPostProcessor",
+    "LookaheadDecodingConfig",
+    "OutputConfig",
+    "Request",
+    "RequestType",
+]
 
 _NOT_YET = "this version does not offer it"
 _DECODER_ONLY = "only decoder-only text models are offered"
+_NO_TRANSFER = "transfer between instances is not offered yet"
 
 
+@refused_members(REQUEST_TYPE_CONTEXT_ONLY=_NO_TRANSFER, REQUEST_TYPE_GENERATION_ONLY=_NO_TRANSFER)
 class RequestType(IntEnum):
     REQUEST_TYPE_CONTEXT_AND_GENERATION = 0
     REQUEST_TYPE_CONTEXT_ONLY = 1
@@ -34,64 +55,19 @@ class OutputConfig:
     """What a response carries beside tokens."""
 
     return_log_probs: bool = False
-    return_context_logits: bool = refused(False, _NOT_YET)
+    return_context_logits: bool = False
+    """The prompt is then computed from its first token on: nothing of it is taken from the cache."""
     return_generation_logits: bool = False
     exclude_input_from_output: bool = False
     """Without it a non-streaming result starts with the prompt, as upstream's does. Streaming results never do."""
     return_encoder_output: bool = refused(False, _DECODER_ONLY)
     return_perf_metrics: bool = False
-    additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, _NOT_YET)
-    num_top_log_probs: int = 0
-    """With `return_log_probs`: the most likely tokens beside each generated one (not upstream's)."""
-
-
-@dataclass(slots=True)
-class ExternalDraftTokensConfig:
-    """Draft tokens proposed by the caller, verified in the first generation step."""
-
-    tokens: list[int]
-    logits: Any = refused(None, "drafts are verified by matching tokens, not by their logits")
-    acceptance_threshold: float | None = refused(None, "drafts are verified by matching tokens, not by their logits")
-    fast_logits: bool | None = refused(None, _NOT_YET)
-
-
-@dataclass(slots=True)
-class LookaheadDecodingConfig:
-    """Speculation without a draft model: n-grams of the request's own tokens are proposed and verified."""
-
-    max_window_size: int = 4
-    max_ngram_size: int = 3
-    max_verification_set_size: int = 4
-
-
-@dataclass(slots=True)
-class PromptTuningConfig:
-    embedding_table: Any
-    input_token_extra_ids: list[int] | None = None
-
-
-@dataclass(slots=True)
-class LoraConfig:
-    task_id: int
-    weights: Any = None
-    config: Any = None
-
-
-class GuideType(IntEnum):
-    JSON = 0
-    JSON_SCHEMA = 1
-    REGEX = 2
-    EBNF_GRAMMAR = 3
-    STRUCTURAL_TAG = 4
-
-
-@dataclass(slots=True)
-class GuidedDecodingParams:
-    """A grammar that the output follows. `guide` is its text; `JSON` (any JSON value) needs none."""
-
-    guide_type: GuideType
-    guide: str | None = None
-    GuideType: ClassVar[type[GuideType]] = GuideType
+    additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, "plans have no output but logits")
+    num_top_log_probs: int = addition(0)
+    """With `return_log_probs`: the most likely tokens beside each generated one."""
+    return_prompt_log_probs: bool = addition(False)
+    """Log probabilities of the prompt's tokens, each given those before it. As with `return_context_logits`, nothing
+    of the prompt is taken from the cache."""
 
 
 @dataclass(slots=True)
@@ -104,19 +80,11 @@ class ContextPhaseParams:
     draft_tokens: list[int] | None = None
 
 
-@dataclass(slots=True)
-class EagleConfig:
-    eagle_choices: list[list[int]] | None = None
-    greedy_sampling: bool = True
-    posterior_threshold: float | None = None
-    use_dynamic_tree: bool = False
-    dynamic_tree_max_topK: int | None = None  # noqa: N815 - upstream's spelling
-
-
 LogitsPostProcessor = Callable[..., None]
 """`(request_id, logits [1, beam, vocab], token ids [[...]], stream, client_id)`: changes the logits in place."""
 
 
+@renamed(max_new_tokens="max_tokens")
 @dataclass(slots=True)
 class Request:
     """A prompt and what to do with it. Checked by `validate`; the engine's own limits are checked by the Executor."""
@@ -131,8 +99,7 @@ class Request:
     output_config: OutputConfig = field(default_factory=OutputConfig)
     end_id: int | None = None
     """Token that ends the output; `None` and -1: none does (the serving layer fills in the model's)."""
-    pad_id: int | None = None
-    """Accepted for scripts; rows are packed, so nothing is ever padded with it."""
+    pad_id: int | None = accepted(None, "rows are packed, so nothing is ever padded")
     position_ids: list[int] | None = refused(None, _NOT_YET)
     bad_words: list[list[int]] | None = None
     stop_words: list[list[int]] | None = None
@@ -140,9 +107,9 @@ class Request:
     """Added to the logits: array-like, float32 `[vocab_size]`."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     prompt_tuning_config: PromptTuningConfig | None = refused(None, _NOT_YET)
-    multimodal_input: Any = refused(None, _DECODER_ONLY)
+    multimodal_input: MultimodalInput | None = refused(None, _DECODER_ONLY)
     multimodal_embedding: Any = refused(None, _DECODER_ONLY)
-    mrope_config: Any = refused(None, _DECODER_ONLY)
+    mrope_config: MropeConfig | None = refused(None, _DECODER_ONLY)
     lora_config: LoraConfig | None = refused(None, "LoRA adapters are not offered yet")
     lookahead_config: LookaheadDecodingConfig | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
@@ -153,10 +120,8 @@ class Request:
     return_all_generated_tokens: bool = False
     """Streaming results carry all tokens so far instead of the new ones."""
     priority: float = 0.5
-    type: RequestType = refused(
-        RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION, "transfer between instances is not offered yet"
-    )
-    context_phase_params: ContextPhaseParams | None = refused(None, "transfer between instances is not offered yet")
+    type: RequestType = RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION
+    context_phase_params: ContextPhaseParams | None = refused(None, _NO_TRANSFER)
     encoder_input_features: Any = refused(None, _DECODER_ONLY)
     encoder_output_length: int | None = refused(None, _DECODER_ONLY)
     cross_attention_mask: Any = refused(None, _DECODER_ONLY)
@@ -167,8 +132,9 @@ class Request:
     language_adapter_uid: int | None = refused(None, _NOT_YET)
     allotted_time_ms: timedelta | int | None = None
     cache_salt_id: int | None = None
-    tenant: str = ""
-    """Who is charged by the fair queue (not upstream's)."""
+    disagg_request_id: int | None = refused(None, _NO_TRANSFER)
+    tenant: str = addition("")
+    """Who is charged by the fair queue."""
 
     def validate(self) -> None:
         """Raise a `RequestError` naming the first field that is wrong whatever the engine is."""
@@ -176,15 +142,10 @@ class Request:
             raise InvalidRequestError(
                 "input_token_ids is empty; a prompt has at least one token", field="input_token_ids"
             )
-        if self.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens is {self.max_tokens}; it must be at least 1", field="max_tokens")
+        _check_count("max_tokens", self.max_tokens)
         if not 0.0 <= self.priority <= 1.0:
             raise InvalidRequestError(f"priority is {self.priority}; it must be in [0, 1]", field="priority")
-        if self.num_return_sequences < 1:
-            raise InvalidRequestError(
-                f"num_return_sequences is {self.num_return_sequences}; it must be at least 1",
-                field="num_return_sequences",
-            )
+        _check_count("num_return_sequences", self.num_return_sequences)
         for name, words in (("bad_words", self.bad_words), ("stop_words", self.stop_words)):
             if words is not None and any(len(word) == 0 for word in words):
                 raise InvalidRequestError(f"{name} holds an empty sequence", field=name)
@@ -192,6 +153,15 @@ class Request:
             raise InvalidRequestError("allotted_time_ms is negative", field="allotted_time_ms")
         self.sampling_config.validate()
         check_supported(self, "request")
+
+    @property
+    def request_type(self) -> RequestType:
+        """Upstream's name for the attribute that its constructor calls `type`."""
+        return self.type
+
+    @request_type.setter
+    def request_type(self, value: RequestType) -> None:
+        self.type = value
 
     @property
     def effective_end_id(self) -> int | None:
@@ -204,9 +174,19 @@ class Request:
         return max(self.num_return_sequences, self.sampling_config.num_return_sequences or 1)
 
     @property
+    def wants_context(self) -> bool:
+        """Whether something is wanted at each position of the prompt."""
+        return self.output_config.return_context_logits or self.output_config.return_prompt_log_probs
+
+    @property
     def allotted_time_seconds(self) -> float | None:
         if self.allotted_time_ms is None:
             return None
         if isinstance(self.allotted_time_ms, timedelta):
             return self.allotted_time_ms.total_seconds()
         return self.allotted_time_ms / 1000
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer, at least 1", field=name)

@@ -7,11 +7,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from executor.api.errors import InvalidRequestError
+from executor.api.renamed import renamed
 from executor.api.support import refused
 
 _BEAM = "beam search is not offered; beam_width must be 1"
 
 
+@renamed(random_seed="seed", min_length="min_tokens")
 @dataclass(slots=True)
 class SamplingConfig:
     """Sampling parameters; `None` means the neutral value.

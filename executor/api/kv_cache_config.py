@@ -1,0 +1,101 @@
+"""The KV cache: its size, what is kept, what moves between instances.
+
+Names, order and defaults follow `tensorrt_llm.bindings.executor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, InitVar, dataclass
+from enum import IntEnum
+
+from batch_manager.kv import KvCacheRetentionConfig as BlockRetentionConfig
+from executor.api.parallel import ONE_DEVICE
+from executor.api.support import accepted, addition, refused
+
+_NO_LOWER_TIERS = "blocks are kept in one pool; offloading to a second one is not offered yet"
+_NO_FILES = "blocks are not written to files"
+_NO_TRANSFER = "transfer between instances is not offered yet"
+
+
+class KvCacheTransferMode(IntEnum):
+    """Where blocks go when they leave the device."""
+
+    DRAM = 0
+    GDS = 1
+    POSIX_DEBUG_FALLBACK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheRetentionConfig(BlockRetentionConfig):
+    """How long a request's blocks are worth keeping; see `batch_manager.kv.KvCacheRetentionConfig`."""
+
+    transfer_mode: KvCacheTransferMode = refused(KvCacheTransferMode.DRAM, _NO_FILES)
+    directory: str | None = refused(None, _NO_FILES)
+
+
+@dataclass(slots=True)
+class RuntimeDefaults:
+    """What a checkpoint says about the cache, for fields that are not set."""
+
+    max_attention_window: list[int] | None = None
+    sink_token_length: int | None = None
+
+
+@dataclass(slots=True)
+class KvCacheConfig:
+    enable_block_reuse: bool = True
+    max_tokens: int | None = None
+    """Tokens the pool holds; rounded up to whole blocks."""
+    max_attention_window: list[int] | None = refused(None, "the window is the model's own")
+    sink_token_length: int | None = refused(None, "attention sinks are not offered")
+    free_gpu_memory_fraction: float | None = None
+    """Part of the memory that is free after loading the engine (main memory on a CPU). Default 0.9 on a GPU; on a
+    CPU the pool is bounded by what `max_batch_size` sequences of `max_seq_len` tokens can use."""
+    host_cache_size: int | None = refused(None, _NO_LOWER_TIERS)
+    onboard_blocks: bool = accepted(True, "there is nowhere to bring blocks from: offloading is not offered yet")
+    cross_kv_cache_fraction: float | None = refused(None, "only decoder-only models are offered")
+    secondary_offload_min_priority: int | None = refused(None, _NO_LOWER_TIERS)
+    event_buffer_max_size: int = 0
+    """Events kept for `get_kv_cache_event_manager`; 0: no events."""
+    _: KW_ONLY
+    enable_partial_reuse: bool = True
+    copy_on_partial_reuse: bool = True
+    use_uvm: bool = refused(False, "managed memory is not used")
+    attention_dp_events_gather_period_ms: int = refused(5, ONE_DEVICE)
+    runtime_defaults: InitVar[RuntimeDefaults | None] = None
+    kv_cache_dtype: str | None = addition(None)
+    """`None`: as the plan computes; `"int8"`: 8 bit, quantised by token."""
+
+    def __post_init__(self, runtime_defaults: RuntimeDefaults | None) -> None:
+        if runtime_defaults is not None:
+            self.fill_empty_fields_from_runtime_defaults(runtime_defaults)
+
+    def fill_empty_fields_from_runtime_defaults(self, runtime_defaults: RuntimeDefaults) -> None:
+        """Take over what is not set here."""
+        if self.max_attention_window is None:
+            self.max_attention_window = runtime_defaults.max_attention_window
+        if self.sink_token_length is None:
+            self.sink_token_length = runtime_defaults.sink_token_length
+
+
+class CacheTransceiverBackendType(IntEnum):
+    """What carries blocks from one instance to another."""
+
+    DEFAULT = 0
+    MPI = 1
+    UCX = 2
+    NIXL = 3
+
+    @staticmethod
+    def from_string(name: str) -> CacheTransceiverBackendType:
+        """By name, in upper or lower case. Raises `ValueError` for any other."""
+        for member in CacheTransceiverBackendType:
+            if name in (member.name, member.name.lower()):
+                return member
+        raise ValueError(f"{name!r} is no backend; known are {', '.join(CacheTransceiverBackendType.__members__)}")
+
+
+@dataclass(slots=True)
+class CacheTransceiverConfig:
+    backend: CacheTransceiverBackendType | None = refused(None, _NO_TRANSFER)
+    max_tokens_in_buffer: int | None = refused(None, _NO_TRANSFER)

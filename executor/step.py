@@ -1,0 +1,77 @@
+"""One iteration's computation: a forward pass, then a draw for each sequence that wants one."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from batch_manager import IterationPlan
+from executor.context_logits import ContextLogits
+from executor.debug_tensors import DebugTensors
+from executor.live_request import LiveSequence
+from executor.model_runner import ModelRunner, StepLogits
+from executor.sampling import SampledRows, SampledSequence, Sampler, SamplingSpec
+
+_NOTHING = SampledSequence(token_ids=[])
+
+
+class ComputedStep(NamedTuple):
+    sampled: list[SampledSequence]
+    """One for each entry of `plan.scheduled`; without tokens where nothing is sampled."""
+    engine_seconds: float
+
+
+class Step:
+    """Runs plans. Not thread-safe: the loop's thread makes all calls."""
+
+    def __init__(self, runner: ModelRunner, sampler: Sampler, debug_tensors: DebugTensors | None) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._debug_tensors = debug_tensors
+        self._contexts: dict[int, ContextLogits] = {}
+        """Of sequences whose prompt is not computed yet, and who want to know something at each of its positions."""
+
+    def open(self, sequence: LiveSequence, spec: SamplingSpec) -> None:
+        """Make a sequence known, before the first plan that it is in."""
+        sequence_id = sequence.scheduled.request_id
+        self._sampler.open(sequence_id, spec)
+        if sequence.context is not None:
+            self._contexts[sequence_id] = sequence.context
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence; one that is not open is left alone."""
+        self._sampler.close(sequence_id)
+        self._contexts.pop(sequence_id, None)
+
+    def compute(self, plan: IterationPlan) -> ComputedStep:
+        """Run a plan. Whatever it raises concerns the whole plan; what concerns one sequence is in its `error`."""
+        started = time.monotonic()
+        step = self._runner.execute(plan, self._contexts)
+        engine_seconds = time.monotonic() - started
+        if self._debug_tensors is not None:
+            self._debug_tensors.record(plan, step)
+        if self._contexts:
+            self._collect_contexts(plan, step)
+        rows = [
+            SampledRows(
+                item.request.request_id,
+                item.request.token_ids,
+                item.request.draft_token_ids[: item.num_draft_tokens],
+                logits.start,
+                logits.stop - logits.start,
+            )
+            for item, logits in zip(plan.scheduled, step.rows, strict=True)
+            if item.samples
+        ]
+        drawn = iter(self._sampler.sample(step.logits, rows))
+        return ComputedStep([next(drawn) if item.samples else _NOTHING for item in plan.scheduled], engine_seconds)
+
+    def _collect_contexts(self, plan: IterationPlan, step: StepLogits) -> None:
+        """Before the sampler, which uses the logits as scratch."""
+        for item, rows in zip(plan.scheduled, step.computed_rows, strict=True):
+            sequence_id = item.request.request_id
+            context = self._contexts.get(sequence_id)
+            if context is not None:
+                context.add(item.start, step.logits[rows])
+                if context.is_complete:
+                    del self._contexts[sequence_id]
