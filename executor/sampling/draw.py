@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.sampling.ranking import group_maxima, num_groups, rank_most_likely
+from executor.sampling.ranking import RankedTokens, rank_most_likely
+from executor.sampling.row_passes import RowPasses
 from executor.sampling.wide_draw import draw_wide
 
-_FIRST_LOOK = 128
-"""Ranks looked at first where only top-p or min-p limits them; few distributions need more."""
+_LOOKS = (32, 256)
+"""Ranks looked at first, and next, where only top-p or min-p limits them; few distributions keep more tokens."""
 
-_MOST_RANKS = 512
+_MOST_RANKS = 256
 """A larger `top_k` is drawn row by row."""
 
 
@@ -44,7 +45,7 @@ class DrawParameters(NamedTuple):
 
 
 def draw(
-    logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters
+    logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters, passes: RowPasses
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw one token for each row.
 
@@ -52,125 +53,108 @@ def draw(
         logits: `[S, vocab]`, C-contiguous. -inf excludes a token.
         rows: `[R]`.
         parameters: of each row.
+        passes: for this vocabulary.
 
     Returns:
-        Token ids `[R]`, and the largest logit of each row `[R]`. Where that is not finite (NaN where the row holds
-        one) the token id means nothing.
+        Token ids `[R]`, and `[R]` a logit of each row that is finite, or the row's largest where that is not: NaN
+        where it holds one, inf, or -inf where it holds nothing else. Then the token id means nothing.
     """
-    maxima = group_maxima(logits, rows)
-    largest = maxima.max(axis=1)
-    valid = np.isfinite(largest)
-    everything = (parameters.top_k == 0) & (parameters.top_p >= 1) & (parameters.min_p <= 0)
-    many = parameters.top_k > _MOST_RANKS
     token_ids = np.zeros(len(rows), np.int64)
+    levels = np.zeros(len(rows), np.float32)
+    everything = (parameters.top_k == 0) & (parameters.top_p >= 1) & (parameters.min_p <= 0)
+    which = np.flatnonzero(everything)
+    if which.size:
+        token_ids[which], levels[which] = _draw_from_all(logits, rows[which], parameters.take(which), passes)
+    which = np.flatnonzero(~everything)
+    if which.size:
+        token_ids[which], levels[which] = _draw_filtered(logits, rows[which], parameters.take(which), passes)
+    return token_ids, levels
 
-    which = np.flatnonzero(valid & everything)
-    if which.size:
-        token_ids[which] = _draw_from_all(logits, rows[which], maxima[which], parameters.take(which))
-    wide = valid & many
-    which = np.flatnonzero(valid & ~everything & ~many)
-    if which.size:
-        token_ids[which], complete = _draw_ranked(logits, rows[which], maxima[which], parameters.take(which))
-        wide[which] = ~complete
-    for place in np.flatnonzero(wide):
+
+def _draw_filtered(
+    logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters, passes: RowPasses
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """`draw` for rows with a filter."""
+    token_ids = np.zeros(len(rows), np.int64)
+    maxima = passes.maxima(logits, rows)
+    largest = maxima.coarse.max(axis=1)
+    valid = np.isfinite(largest)
+    limited = parameters.top_k > 0
+    total = np.full(len(rows), np.nan)
+    """Of the weights, where top-p is of all tokens."""
+    by_mass = np.flatnonzero(valid & ~limited & (parameters.top_p < 1))
+    if by_mass.size:
+        temperature = parameters.temperature[by_mass]
+        sums = passes.weight_sums(logits, rows[by_mass], temperature)
+        total[by_mass] = sums.totals * np.exp(sums.shifts - largest[by_mass] / temperature)
+
+    wide = valid & (parameters.top_k > _MOST_RANKS)
+    pending = valid & ~wide
+    for look in _LOOKS:
+        which = np.flatnonzero(pending)
+        if which.size == 0:
+            break
+        counts = np.minimum(np.where(limited[which], parameters.top_k[which], look), passes.vocab_size)
+        ranked = rank_most_likely(logits, rows[which], maxima.take(which), counts)
+        token_ids[which], complete = _draw_ranked(ranked, counts, parameters.take(which), total[which])
+        pending[which] = ~(complete | (counts == passes.vocab_size))
+    for place in np.flatnonzero(wide | pending):
         temperature, top_k, top_p, min_p, uniform = (values[place].item() for values in parameters)
         token_ids[place] = draw_wide(logits[rows[place]], temperature, top_k, top_p, min_p, uniform)
     return token_ids, largest
 
 
 def _draw_ranked(
-    logits: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    maxima: NDArray[np.float32],
-    parameters: DrawParameters,
+    ranked: RankedTokens, counts: NDArray[np.int64], parameters: DrawParameters, total: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Token ids, and whether the ranks looked at hold all tokens that the filters keep."""
-    limited = parameters.top_k > 0
-    counts = np.minimum(np.where(limited, parameters.top_k, _FIRST_LOOK), logits.shape[1])
-    ranked = rank_most_likely(logits, rows, maxima, counts)
+    """Draw from the `counts[r]` most likely tokens of each row; `total` is NaN where they are all there are.
+
+    Returns token ids, and whether the filters keep no token beyond those.
+    """
     values = ranked.values.astype(np.float64)
-    temperature = parameters.temperature[:, None]
-    with np.errstate(invalid="ignore"):
-        weights = np.exp((values - values[:, :1]) / temperature)
+    weights = np.exp((values - values[:, :1]) / parameters.temperature[:, None])
     cumulated = np.cumsum(weights, axis=1)
-    total = cumulated[:, -1].copy()
-    by_mass = np.flatnonzero(~limited & (parameters.top_p < 1))
-    if by_mass.size:
-        total[by_mass] = _weight_sums(logits, rows[by_mass], ranked.values[by_mass, 0], parameters.temperature[by_mass])
+    total = np.where(np.isnan(total), cumulated[:, -1], total)
     nucleus = np.where(parameters.top_p < 1, parameters.top_p * total, np.inf)
 
     # Rank r stays while the ranks before it have not reached the nucleus, and it is likely enough itself.
     before = cumulated - weights
     kept = (before < nucleus[:, None]) & (weights >= parameters.min_p[:, None]) & (weights > 0)
     num_kept = kept.sum(axis=1)
-    complete = limited | (num_kept < counts) | (counts >= logits.shape[1])
+    complete = (parameters.top_k > 0) | (num_kept < counts)
+    index = np.arange(len(counts))
     last = np.maximum(num_kept - 1, 0)
-    target = parameters.uniform * cumulated[np.arange(len(rows)), last]
+    target = parameters.uniform * cumulated[index, last]
     rank = np.minimum((cumulated <= target[:, None]).sum(axis=1), last)
-    return ranked.token_ids[np.arange(len(rows)), rank], complete
-
-
-def _weight_sums(
-    logits: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    largest: NDArray[np.float32],
-    temperature: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Sum of `exp((logit - largest) / temperature)` over each row, `[R]`."""
-    sums = group_weights(logits, rows, largest, temperature)
-    return np.cumsum(sums, axis=1, dtype=np.float64)[:, -1]
-
-
-def group_weights(
-    logits: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    largest: NDArray[np.float32],
-    temperature: NDArray[np.float64],
-) -> NDArray[np.float32]:
-    """Sum of `exp((logit - largest) / temperature)` over each group of each row, `[R, num_groups]`."""
-    vocab_size = logits.shape[1]
-    groups = num_groups(vocab_size)
-    whole = vocab_size - vocab_size % groups
-    sums = np.empty((len(rows), groups), np.float32)
-    weights = np.empty(vocab_size, np.float32)
-    with np.errstate(under="ignore", over="ignore"):
-        for index, row in enumerate(rows):
-            np.subtract(logits[row], largest[index], out=weights)
-            if temperature[index] != 1:
-                np.multiply(weights, np.float32(1 / temperature[index]), out=weights)
-            np.exp(weights, out=weights)
-            np.add.reduce(weights[:whole].reshape(-1, groups), axis=0, out=sums[index])
-            sums[index, : vocab_size - whole] += weights[whole:]
-    return sums
+    return ranked.token_ids[index, rank], complete
 
 
 def _draw_from_all(
-    logits: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    maxima: NDArray[np.float32],
-    parameters: DrawParameters,
-) -> NDArray[np.int64]:
-    """Draw a group by its weight, then a token of the group by its own."""
-    vocab_size = logits.shape[1]
-    largest = maxima.max(axis=1)
+    logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters, passes: RowPasses
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """`draw` for rows without a filter: a group by its weight, then a token of the group by its own."""
     index = np.arange(len(rows))
-    sums = group_weights(logits, rows, largest, parameters.temperature).astype(np.float64)
-    groups = sums.shape[1]
-    cumulated = np.cumsum(sums, axis=1)
-    target = parameters.uniform * cumulated[:, -1]
-    group = np.minimum((cumulated <= target[:, None]).sum(axis=1), _last_positive(sums))
-    within = (target - (cumulated[index, group] - sums[index, group])) / sums[index, group]
+    sums = passes.weight_sums(logits, rows, parameters.temperature)
+    num_groups = sums.groups.shape[1]
+    with np.errstate(all="ignore"):
+        cumulated = np.cumsum(sums.groups, axis=1)
+        target = parameters.uniform * cumulated[:, -1]
+        group = np.minimum((cumulated <= target[:, None]).sum(axis=1), _last_positive(sums.groups))
+        within = (target - (cumulated[index, group] - sums.groups[index, group])) / sums.groups[index, group]
 
-    members = group[:, None] + np.arange(0, vocab_size, groups)
-    inside = members < vocab_size
-    members = np.minimum(members, vocab_size - 1)
-    values = np.where(inside, logits[rows[:, None], members], -np.inf).astype(np.float64)
-    weights = np.exp((values - largest[:, None]) / parameters.temperature[:, None])
-    cumulated = np.cumsum(weights, axis=1)
-    target = np.clip(within, 0, 1) * cumulated[:, -1]
-    member = np.minimum((cumulated <= target[:, None]).sum(axis=1), _last_positive(weights))
+        members = group[:, None] + np.arange(0, passes.vocab_size, num_groups)
+        inside = members < passes.vocab_size
+        members = np.minimum(members, passes.vocab_size - 1)
+        values = np.where(inside, logits[rows[:, None], members], -np.inf).astype(np.float64)
+        weights = np.exp(values / parameters.temperature[:, None] - sums.shifts[:, None])
+        cumulated = np.cumsum(weights, axis=1)
+        target = np.clip(within, 0, 1) * cumulated[:, -1]
+        member = np.minimum((cumulated <= target[:, None]).sum(axis=1), _last_positive(weights))
     token_ids: NDArray[np.int64] = members[index, member]
-    return token_ids
+    levels = np.zeros(len(rows), np.float32)
+    for place in np.flatnonzero(~(np.isfinite(sums.totals) & (sums.totals > 0))):
+        levels[place] = logits[rows[place]].max()
+    return token_ids, levels
 
 
 def _last_positive(weights: NDArray[np.float64]) -> NDArray[np.intp]:

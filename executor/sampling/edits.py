@@ -14,9 +14,9 @@ class LogitsEdits:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._biased: list[NDArray[np.int64]] = []
+        self._biased = _Tokens()
         self._biases: list[NDArray[np.float32]] = []
-        self._penalized: list[NDArray[np.int64]] = []
+        self._penalized = _Tokens()
         self._counts: list[NDArray[np.int64]] = []
         self._penalties: list[tuple[float, float, float]] = []
         self._banned: list[int] = []
@@ -25,7 +25,7 @@ class LogitsEdits:
 
     def add(self, row: int, token_ids: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         """Add `values[n]` to the logits of `token_ids[n]`."""
-        self._biased.append(token_ids + row * self._vocab_size)
+        self._biased.note(row, token_ids)
         self._biases.append(values)
 
     def penalize(
@@ -33,16 +33,13 @@ class LogitsEdits:
         row: int,
         token_ids: NDArray[np.int64],
         counts: NDArray[np.int64],
-        repetition: float,
-        presence: float,
-        frequency: float,
+        penalties: tuple[float, float, float],
     ) -> None:
-        """Divide positive logits by `repetition` and multiply others with it; then subtract `presence` where the
-        count is not 0, and `frequency` times the count."""
-        token_ids += row * self._vocab_size
-        self._penalized.append(token_ids)
+        """By (repetition, presence, frequency) penalties: divide positive logits by the first and multiply others
+        with it; subtract the second where the count is not 0; subtract the third times the count."""
+        self._penalized.note(row, token_ids)
         self._counts.append(counts)
-        self._penalties.append((repetition, presence, frequency))
+        self._penalties.append(penalties)
 
     def ban(self, row: int, token_ids: list[int]) -> None:
         """Set logits to -inf."""
@@ -52,20 +49,24 @@ class LogitsEdits:
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Make the edits in `logits` `[S, vocab]`, C-contiguous."""
         flat = logits.reshape(-1)
-        if self._biased:
-            places = np.concatenate(self._biased)
-            self._replace(flat, places, flat[places] + np.concatenate(self._biases))
-        if self._penalized:
-            lengths = [len(places) for places in self._penalized]
-            repetition, presence, frequency = np.repeat(np.array(self._penalties, np.float32).T, lengths, axis=1)
+        if self._biases:
+            places = self._biased.places(self._vocab_size)
+            old = flat[places]
+            self._replace(flat, places, old, old + np.concatenate(self._biases))
+        if self._counts:
+            places = self._penalized.places(self._vocab_size)
+            old = flat[places]
             counts = np.concatenate(self._counts)
-            places = np.concatenate(self._penalized)
-            values = flat[places]
-            values = np.where(values < 0, values * repetition, values / repetition)
-            self._replace(flat, places, values - (presence * (counts > 0) + frequency * counts).astype(np.float32))
+            repetition, presence, frequency = np.repeat(
+                np.array(self._penalties, np.float32).T, self._penalized.lengths, axis=1
+            )
+            values = np.where(old < 0, old * repetition, old / repetition)
+            values -= presence * (counts > 0)
+            values -= frequency * counts.astype(np.float32)
+            self._replace(flat, places, old, values)
         if self._banned:
             places = np.array(self._banned, np.int64)
-            self._replace(flat, places, np.full(len(places), -np.inf, np.float32))
+            self._replace(flat, places, flat[places], np.float32(-np.inf))
 
     def undo(self, logits: NDArray[np.float32]) -> None:
         """Put back what `apply` replaced."""
@@ -73,6 +74,33 @@ class LogitsEdits:
         for places, values in reversed(self._replaced):
             flat[places] = values
 
-    def _replace(self, flat: NDArray[np.float32], places: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        self._replaced.append((places, flat[places]))
-        flat[places] = values
+    def _replace(
+        self,
+        flat: NDArray[np.float32],
+        places: NDArray[np.int64],
+        old: NDArray[np.float32],
+        new: NDArray[np.float32] | np.float32,
+    ) -> None:
+        self._replaced.append((places, old))
+        flat[places] = new
+
+
+class _Tokens:
+    """Tokens of some rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._token_ids: list[NDArray[np.int64]] = []
+
+    def note(self, row: int, token_ids: NDArray[np.int64]) -> None:
+        self._rows.append(row)
+        self._token_ids.append(token_ids)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(token_ids) for token_ids in self._token_ids]
+
+    def places(self, vocab_size: int) -> NDArray[np.int64]:
+        """In the flat logits, one after the other."""
+        begins = np.array(self._rows, np.int64) * vocab_size
+        return np.concatenate(self._token_ids) + np.repeat(begins, self.lengths)

@@ -53,11 +53,11 @@ class TokenCounts:
             del self._place_of[token_id]
 
     def token_ids(self) -> NDArray[np.int64]:
-        """The distinct tokens, `[n]`."""
-        return self._token_ids[: len(self._occurrences)].copy()
+        """The distinct tokens, `[n]`; a view, right until a token is pushed after a pop."""
+        return self._token_ids[: len(self._occurrences)]
 
     def counts(self) -> NDArray[np.int64]:
-        """How often each of them counts for presence and frequency, `[n]`."""
+        """How often each of them counts for presence and frequency, `[n]`; a copy."""
         return self._counts[: len(self._occurrences)].copy()
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.sampling.draw import group_weights
 from executor.sampling.interface import TopLogProbs
-from executor.sampling.ranking import group_maxima, rank_most_likely
+from executor.sampling.ranking import rank_most_likely
+from executor.sampling.row_passes import RowPasses
 
 
 class RawLogProbs:
     """Log probabilities of some rows. The normaliser is summed in float32 by group, over groups in float64."""
 
-    def __init__(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+    def __init__(self, logits: NDArray[np.float32], rows: NDArray[np.int64], passes: RowPasses) -> None:
         """Take the normalisers of `rows` `[R]` of `logits` `[S, vocab]`; the rows hold finite numbers or -inf."""
         self._logits = logits
         self._rows = rows
-        self._maxima = group_maxima(logits, rows)
-        largest = self._maxima.max(axis=1)
-        sums = group_weights(logits, rows, largest, np.ones(len(rows)))
-        self._normalizers = largest + np.log(np.cumsum(sums, axis=1, dtype=np.float64)[:, -1])
+        self._passes = passes
+        sums = passes.weight_sums(logits, rows, np.ones(len(rows)))
+        self._normalizers = sums.shifts + np.log(sums.totals)
 
     def of(self, token_ids: NDArray[np.int64]) -> list[float]:
         """Of one token of each row."""
@@ -32,10 +31,10 @@ class RawLogProbs:
         top: list[TopLogProbs] = [[] for _ in self._rows]
         which = np.flatnonzero(counts)
         if which.size:
-            ranked = rank_most_likely(self._logits, self._rows[which], self._maxima[which], counts[which])
+            rows = self._rows[which]
+            ranked = rank_most_likely(self._logits, rows, self._passes.maxima(self._logits, rows), counts[which])
             token_ids = ranked.token_ids.tolist()
             log_probs = (ranked.values - self._normalizers[which, None]).tolist()
-            for place, row in enumerate(which.tolist()):
-                count = counts[row]
+            for place, row, count in zip(range(len(which)), which.tolist(), counts[which].tolist(), strict=True):
                 top[row] = list(zip(token_ids[place][:count], log_probs[place][:count], strict=True))
         return top

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from executor.sampling.interface import (
 )
 from executor.sampling.log_probs import RawLogProbs
 from executor.sampling.row_edits import Edited, RowEdits
+from executor.sampling.row_passes import RowPasses
 from executor.sampling.slots import Needs, Slots
 
 
@@ -41,12 +42,19 @@ class _Step(NamedTuple):
 class Sampler:
     """Draws the next tokens of the sequences it was told of. Not thread-safe: one caller at a time."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, num_threads: int | None = None) -> None:
+        """Begin.
+
+        Args:
+            vocab_size: logits of a row.
+            num_threads: threads that share passes over whole rows; `None`: one for each processor, up to eight.
+        """
         if vocab_size < 1:
             raise ValueError(f"vocab_size is {vocab_size}; it must be at least 1")
         self.vocab_size = vocab_size
         self._slots = Slots()
         self._row_edits = RowEdits(vocab_size)
+        self._passes = RowPasses(vocab_size, num_threads)
 
     def open(self, request_id: int, sampling: SamplingSpec) -> None:
         """Make a sequence known.
@@ -79,8 +87,8 @@ class Sampler:
         """
         if not sequences:
             return []
-        logits = self._checked(logits, sequences)
-        step = self._lay_out(sequences)
+        step = self._lay_out(logits, sequences)
+        logits = np.require(logits, requirements=["C", "W"])
         edits = LogitsEdits(self.vocab_size)
         top_p: NDArray[np.float64] | None = None
         raw_rows: dict[int, NDArray[np.float32]] = {}
@@ -90,8 +98,8 @@ class Sampler:
                 raw_rows = self._keep_raw_rows(logits, step)
             top_p, errors = self._edit(logits, step, edits)
 
-        token_ids, largest = self._draw(logits, step, top_p)
-        sampled = self._accepted(step, token_ids.tolist(), largest.tolist(), errors)
+        token_ids, levels = self._draw(logits, step, top_p)
+        sampled = self._accepted(step, token_ids, levels, errors)
         if step.needs & Needs.RAW_LOGITS:
             edits.undo(logits)
             for row, raw in raw_rows.items():
@@ -99,32 +107,36 @@ class Sampler:
             self._report(logits, step, sampled)
         return sampled
 
-    def _checked(self, logits: NDArray[np.float32], sequences: Sequence[SampledRows]) -> NDArray[np.float32]:
+    def _lay_out(self, logits: NDArray[np.float32], sequences: Sequence[SampledRows]) -> _Step:
+        """Check that rows, drafts and logits fit together, and look up the rows' parameters."""
         if logits.ndim != 2 or logits.shape[1] != self.vocab_size or logits.dtype != np.float32:
             raise ValueError(
                 f"logits are {logits.dtype} {list(logits.shape)}; they must be float32 [rows, {self.vocab_size}]"
             )
-        for sequence in sequences:
+        slots = self._slots.find([sequence.request_id for sequence in sequences])
+        first, lengths, num_rows, num_drafts = np.array(
+            [
+                (sequence.first_row, len(sequence.token_ids), sequence.num_rows, len(sequence.draft_token_ids))
+                for sequence in sequences
+            ]
+        ).T
+        wrong = np.flatnonzero((num_rows != 1 + num_drafts) | (first < 0) | (first + num_rows > len(logits)))
+        if wrong.size:
+            sequence = sequences[wrong[0]]
             end = sequence.first_row + sequence.num_rows
-            if sequence.num_rows != 1 + len(sequence.draft_token_ids) or sequence.first_row < 0 or end > len(logits):
-                raise ValueError(
-                    f"request {sequence.request_id} has rows {sequence.first_row} to {end} of {len(logits)} for "
-                    f"{len(sequence.draft_token_ids)} drafts; it needs one row more than drafts"
-                )
-        return np.require(logits, requirements=["C", "W"])
-
-    def _lay_out(self, sequences: Sequence[SampledRows]) -> _Step:
-        slots = [self._slots.slot_of(sequence.request_id) for sequence in sequences]
-        records = self._slots.table[slots]
-        num_rows = np.array([sequence.num_rows for sequence in sequences])
-        starts = np.array([(sequence.first_row, len(sequence.token_ids)) for sequence in sequences])
-        if num_rows.max() > 1:
+            raise ValueError(
+                f"request {sequence.request_id} has rows {sequence.first_row} to {end} of {len(logits)} for "
+                f"{len(sequence.draft_token_ids)} drafts; it needs one row more than drafts"
+            )
+        parameters = self._slots.table[slots]
+        needs = int(np.bitwise_or.reduce(parameters["needs"]))
+        if len(sequences) < num_rows.sum():
             ends = np.cumsum(num_rows)
             steps = np.arange(ends[-1]) - np.repeat(ends - num_rows, num_rows)
-            records = np.repeat(records, num_rows)
-            starts = np.repeat(starts, num_rows, axis=0) + steps[:, None]
-        needs = int(np.bitwise_or.reduce(records["needs"]))
-        return _Step(sequences, slots, needs, starts[:, 0], records, starts[:, 1])
+            parameters = np.repeat(parameters, num_rows)
+            first = np.repeat(first, num_rows) + steps
+            lengths = np.repeat(lengths, num_rows) + steps
+        return _Step(sequences, slots, needs, first, parameters, lengths)
 
     def _keep_raw_rows(self, logits: NDArray[np.float32], step: _Step) -> dict[int, NDArray[np.float32]]:
         """Copies of the rows that are edited as a whole and wanted raw afterwards."""
@@ -137,7 +149,7 @@ class Sampler:
     ) -> tuple[NDArray[np.float64], dict[int, SamplingError]]:
         """Make all edits. Returns `top_p` of each row, and errors by sequence."""
         top_p = step.parameters["top_p"].copy()
-        needs = self._slots.table["needs"][step.slots].tolist()
+        needs: list[int] = self._slots.table["needs"][step.slots].tolist()
         errors: dict[int, SamplingError] = {}
         by_row: list[Edited] = []
         place = 0
@@ -151,14 +163,7 @@ class Sampler:
                 if needs[index] & Needs.ROW_EDITS and index not in errors:
                     by_row.append(Edited(index, sequence, state))
                 if needs[index] & Needs.EDITS:
-                    for row, draft in enumerate((*sequence.draft_token_ids, None)):
-                        state.collect(sequence.first_row + row, edits)
-                        if state.top_p is not None:
-                            top_p[place + row] = state.top_p
-                        if draft is not None:
-                            state.push(draft)
-                    for _ in sequence.draft_token_ids:
-                        state.pop()
+                    state.collect(sequence, edits, top_p[place : place + sequence.num_rows])
             place += sequence.num_rows
 
         errors |= self._row_edits.process(logits, by_row)
@@ -169,14 +174,14 @@ class Sampler:
     def _draw(
         self, logits: NDArray[np.float32], step: _Step, top_p: NDArray[np.float64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """A token for each row, and the row's largest logit (NaN where one is)."""
+        """A token for each row, and a logit of it: finite, or why the row cannot be drawn from (see `draw`)."""
         if not step.needs & Needs.DRAW:
             return _most_likely(logits, step.rows)
         token_ids = np.empty(len(step.rows), np.int64)
-        largest = np.empty(len(step.rows), np.float32)
+        levels = np.empty(len(step.rows), np.float32)
         drawn = (step.parameters["needs"] & Needs.DRAW) != 0
         which = np.flatnonzero(~drawn)
-        token_ids[which], largest[which] = _most_likely(logits, step.rows[which])
+        token_ids[which], levels[which] = _most_likely(logits, step.rows[which])
         which = np.flatnonzero(drawn)
         chosen = step.parameters[which]
         parameters = DrawParameters(
@@ -186,28 +191,28 @@ class Sampler:
             min_p=chosen["min_p"],
             uniform=uniforms(chosen["stream"], step.positions[which]),
         )
-        token_ids[which], largest[which] = draw(logits, step.rows[which], parameters)
-        return token_ids, largest
+        token_ids[which], levels[which] = draw(logits, step.rows[which], parameters, self._passes)
+        return token_ids, levels
 
     def _accepted(
-        self, step: _Step, token_ids: list[int], largest: list[float], errors: dict[int, SamplingError]
+        self,
+        step: _Step,
+        token_ids: NDArray[np.int64],
+        levels: NDArray[np.float32],
+        errors: dict[int, SamplingError],
     ) -> list[SampledSequence]:
         """Go along each sequence's rows for as long as the drawn token is the draft that the next row stands on, and
         does not end the output."""
+        if len(step.rows) == len(step.sequences) and not errors and np.isfinite(levels).all():
+            return [SampledSequence([token_id]) for token_id in token_ids.tolist()]
+        drawn = list(zip(token_ids.tolist(), levels.tolist(), strict=True))
         sampled = []
         place = 0
         for index, sequence in enumerate(step.sequences):
             result = SampledSequence([], error=errors.get(index))
-            drafts = sequence.draft_token_ids
-            ends = self._slots.state(step.slots[index]).end_ids if drafts else ()
-            for row in range(sequence.num_rows if result.error is None else 0):
-                if not -np.inf < largest[place + row] < np.inf:
-                    result.error = _draw_error(len(sequence.token_ids) + row, largest[place + row])
-                    break
-                token_id = token_ids[place + row]
-                result.token_ids.append(token_id)
-                if row < len(drafts) and (token_id != drafts[row] or token_id in ends):
-                    break
+            if result.error is None:
+                ends = self._slots.state(step.slots[index]).end_ids
+                _accept(result, sequence, drawn[place : place + sequence.num_rows], ends)
             place += sequence.num_rows
             sampled.append(result)
         return sampled
@@ -230,7 +235,7 @@ class Sampler:
                 reported.append(result)
         if not reported:
             return
-        log_probs = RawLogProbs(logits, np.array(rows, np.int64))
+        log_probs = RawLogProbs(logits, np.array(rows, np.int64), self._passes)
         of_tokens = log_probs.of(np.array(token_ids, np.int64))
         top = log_probs.top(np.array(counts, np.int64))
         begin = 0
@@ -250,8 +255,21 @@ def _most_likely(logits: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[
     return token_ids, logits[rows, token_ids]
 
 
-def _draw_error(position: int, largest: float) -> SamplingError:
-    if largest == -np.inf:
+def _accept(
+    result: SampledSequence, sequence: SampledRows, drawn: list[tuple[int, float]], ends: Collection[int]
+) -> None:
+    drafts = sequence.draft_token_ids
+    for row, (token_id, level) in enumerate(drawn):
+        if not -np.inf < level < np.inf:
+            result.error = _draw_error(len(sequence.token_ids) + row, level)
+            break
+        result.token_ids.append(token_id)
+        if row < len(drafts) and (token_id != drafts[row] or token_id in ends):
+            break
+
+
+def _draw_error(position: int, level: float) -> SamplingError:
+    if level == -np.inf:
         return NoTokenLeftError(
             f"no token is left for position {position}: its grammar, bad words, minimum length, n-gram rule or "
             "post-processors exclude all of them"

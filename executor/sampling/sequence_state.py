@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from executor.sampling.edits import LogitsEdits
 from executor.sampling.history import DecayingTopP, RepeatedNgrams, TokenCounts, Words
-from executor.sampling.interface import SamplingSpec
+from executor.sampling.interface import SampledRows, SamplingSpec
 from executor.sampling.processors import BatchedProcessor, Processor
 
 _DENSE_BIAS = 1 / 16
@@ -49,8 +49,8 @@ class SequenceState:
         self._num_prompt_tokens = len(self._tokens)
         self._min_length = self._num_prompt_tokens + (config.min_tokens or 0)
         self.end_ids = sorted({*spec.stop_token_ids, *(() if spec.end_id is None else (spec.end_id,))})
-        self._bad_words = Words(spec.bad_words)
-        self._stop_words = Words(spec.stop_words)
+        self._bad_words = Words(spec.bad_words) if spec.bad_words else None
+        self._stop_words = Words(spec.stop_words) if spec.stop_words else None
 
         # The temperature comes before the penalties. Here logits are not divided by it: what the penalties subtract
         # is multiplied by it instead, which gives the same distribution.
@@ -99,7 +99,7 @@ class SequenceState:
             or self._counts is not None
             or self._ngrams is not None
             or self._top_p is not None
-            or self.spec.bad_words
+            or self._bad_words is not None
             or (config.min_tokens and (self.end_ids or self.spec.stop_words))
         )
 
@@ -117,11 +117,6 @@ class SequenceState:
     def token_ids(self) -> list[int]:
         """Prompt, generated tokens, and drafts while they are pushed; a copy."""
         return list(self._tokens)
-
-    @property
-    def top_p(self) -> float | None:
-        """What a decaying `top_p` is now; `None` where it does not decay."""
-        return None if self._top_p is None else self._top_p.value
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Take in what is new in `token_ids`, which holds prompt and generated tokens.
@@ -154,18 +149,39 @@ class SequenceState:
         if self._counts is not None:
             self._counts.pop(token_id)
 
-    def collect(self, row: int, edits: LogitsEdits) -> None:
+    def collect(self, sequence: SampledRows, edits: LogitsEdits, top_p: NDArray[np.float64]) -> None:
+        """Note what changes in the sequence's rows, and write a decaying `top_p` for each of them.
+
+        Drafts are pushed for the rows that stand on them, and popped.
+        """
+        self._collect(sequence.first_row, edits)
+        if self._top_p is not None:
+            top_p[0] = self._top_p.value
+        for step, token_id in enumerate(sequence.draft_token_ids, 1):
+            self.push(token_id)
+            self._collect(sequence.first_row + step, edits)
+            if self._top_p is not None:
+                top_p[step] = self._top_p.value
+        for _ in sequence.draft_token_ids:
+            self.pop()
+
+    def _collect(self, row: int, edits: LogitsEdits) -> None:
         """Note what changes in the row that follows the tokens so far."""
         if self._bias is not None:
             edits.add(row, *self._bias)
         if self._counts is not None:
-            edits.penalize(row, self._counts.token_ids(), self._counts.counts(), *self._penalties)
-        edits.ban(row, self._bad_words.completions(self._tokens))
+            edits.penalize(row, self._counts.token_ids(), self._counts.counts(), self._penalties)
+        banned: list[int] = []
+        if self._bad_words is not None:
+            banned += self._bad_words.completions(self._tokens)
         if self._ngrams is not None:
-            edits.ban(row, self._ngrams.completions(self._tokens))
+            banned += self._ngrams.completions(self._tokens)
         if len(self._tokens) < self._min_length:
-            edits.ban(row, self.end_ids)
-            edits.ban(row, self._stop_words.completions(self._tokens, begin=self._num_prompt_tokens))
+            banned += self.end_ids
+            if self._stop_words is not None:
+                banned += self._stop_words.completions(self._tokens, begin=self._num_prompt_tokens)
+        if banned:
+            edits.ban(row, banned)
 
 
 _T = TypeVar("_T")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from enum import IntFlag
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +13,22 @@ from executor.sampling.interface import SamplingSpec
 from executor.sampling.sequence_state import SequenceState
 
 
-class Needs(IntFlag):
-    """What a sequence wants beyond the most likely token; a step does only what some row of it needs."""
+class Needs:
+    """What a sequence wants beyond the most likely token; a step does only what some row of it needs. Bits of an
+    integer, and not an `IntFlag`: they are looked at for every row."""
 
-    DRAW = 1
+    DRAW: Final = 1
     """A random draw instead of the most likely token."""
-    EDITS = 2
+    EDITS: Final = 2
     """Changes to single logits, or a `top_p`, that depend on its history."""
-    ROW_EDITS = 4
+    ROW_EDITS: Final = 4
     """Changes to whole rows: a dense bias, post-processors, a grammar."""
-    LOG_PROBS = 8
-    GENERATION_LOGITS = 16
+    LOG_PROBS: Final = 8
+    GENERATION_LOGITS: Final = 16
 
-    STATE = EDITS | ROW_EDITS
+    STATE: Final = EDITS | ROW_EDITS
     """The sampler must follow its tokens."""
-    RAW_LOGITS = LOG_PROBS | GENERATION_LOGITS
+    RAW_LOGITS: Final = LOG_PROBS | GENERATION_LOGITS
     """The logits must be there again, after the draw, as they were before any edit."""
 
 
@@ -82,9 +82,9 @@ class Slots:
             self._states[slot] = None
             self._free.append(slot)
 
-    def slot_of(self, request_id: int) -> int:
-        """Raises `KeyError` for a sequence that is not open."""
-        return self._slot_of[request_id]
+    def find(self, request_ids: list[int]) -> list[int]:
+        """Slots of sequences. Raises `KeyError` for one that is not open."""
+        return [self._slot_of[request_id] for request_id in request_ids]
 
     def state(self, slot: int) -> SequenceState:
         """The owner's state. Raises `KeyError` for a free slot."""

@@ -96,7 +96,7 @@ def sequences(draw: st.DrawFn) -> tuple[SamplingSpec, list[int], list[int]]:
 
 
 @given(batch=st.lists(sequences(), min_size=1, max_size=6), seed=st.integers(0, 10**6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_mix_of_options_in_one_batch_draws_from_each_rows_own_distribution(
     batch: list[tuple[SamplingSpec, list[int], list[int]]], seed: int
 ) -> None:
@@ -230,13 +230,13 @@ def chi_square_limit(degrees: int) -> float:
 )
 @pytest.mark.parametrize("vocab", [23, 5000])
 def test_draws_follow_the_distribution_that_float64_gives(fields: dict[str, Any], vocab: int) -> None:
-    """6,000 sequences of one seed draw from one distribution; chi-square against the plain definition."""
+    """4,000 sequences of one seed draw from one distribution; chi-square against the plain definition."""
     prompt = [1, 2, 2, 5, 9, 2]
     if "embedding_bias" in fields:
         fields = fields | {"embedding_bias": np.resize(fields["embedding_bias"], vocab)}
     sampling = spec(prompt=prompt, seed=11, **fields)
     logits = random_logits(3, 1, vocab, scale=1.5)[0]
-    sequences = 6000
+    sequences = 4000
     sampler = Sampler(vocab)
     for index in range(sequences):
         sampler.open(index, dataclasses.replace(sampling, sequence_index=index))
@@ -264,14 +264,13 @@ def test_draws_at_successive_positions_are_independent() -> None:
     sampling = spec(temperature=1.0, seed=5)
     sampler = Sampler(2)
     sampler.open(0, sampling)
-    drafts = [0] * 0
     tokens: list[int] = []
-    for _ in range(8000):
-        [result] = sampler.sample(np.zeros((1, 2), np.float32), [SampledRows(0, tokens, drafts, 0, 1)])
+    for _ in range(3000):
+        [result] = sampler.sample(np.zeros((1, 2), np.float32), [SampledRows(0, tokens, [], 0, 1)])
         tokens = tokens + result.token_ids
     bits = np.array(tokens)
     pairs = np.bincount(bits[:-1] * 2 + bits[1:], minlength=4)
-    assert ((pairs - 2000) ** 2 / 2000).sum() < chi_square_limit(3)
+    assert ((pairs - 750) ** 2 / 750).sum() < chi_square_limit(3)
 
 
 def test_sequences_of_one_seed_draw_independently() -> None:
@@ -279,11 +278,11 @@ def test_sequences_of_one_seed_draw_independently() -> None:
     draws = np.array(
         [
             [one_token(spec(temperature=1.0, seed=seed, sequence_index=index), logits, []) for index in range(2)]
-            for seed in range(1500)
+            for seed in range(600)
         ]
     )
     pairs = np.bincount(draws[:, 0] * 2 + draws[:, 1], minlength=4)
-    assert ((pairs - 375) ** 2 / 375).sum() < chi_square_limit(3)
+    assert ((pairs - 150) ** 2 / 150).sum() < chi_square_limit(3)
 
 
 def test_without_a_seed_two_requests_differ() -> None:
@@ -304,7 +303,7 @@ def test_filters_that_keep_thousands_of_tokens_keep_the_right_ones(fields: dict[
     assert 500 < kept.sum() < vocab
     least = np.flatnonzero(kept)[np.argmin(logits[0][kept])]
     seen = set()
-    for seed in range(400):
+    for seed in range(100):
         seen.add(one_token(dataclasses.replace(sampling, sequence_index=seed), logits, []))
     assert kept[sorted(seen)].all()
     # Only the least likely token that is kept, and those that are not, are left to draw from.
