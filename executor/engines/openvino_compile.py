@@ -14,10 +14,9 @@ KV_CACHE_PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "
 KV_CACHE_DTYPES = {"float32": ("float32", "float16", "uint8"), "bfloat16": ("bfloat16", "uint8")}
 """Precision -> what keys and values can be kept in; the first is the default."""
 
-
 _ACTIVATION_GROUP_SIZES = {"float32": 0, "bfloat16": 32}
-"""Where weights are in 8-bit groups: activations in one group of the 8-bit matrix product, 0 to leave them as they are.
-Speeds 8-bit weights up by half; float32 plans are for those who want the exact product."""
+"""Precision -> how many activations share a scale where they are rounded to 8 bits to meet 8-bit weights; 0 for never.
+Rounding makes such products up to half faster on CPUs without AMX; it is not what float32 was asked for."""
 
 
 class OpenVinoError(Exception):
@@ -48,9 +47,6 @@ def compile_network(
         # Without it the plugin keeps 8 bits, in float32 too.
         "KV_CACHE_PRECISION": KV_CACHE_PRECISIONS[kv_cache_dtype],
     }
-    if precision == "float32":
-        # By default activations that meet 8-bit weights are rounded to 8 bits, too: not what float32 was asked for.
-        settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     if kv_cache_dtype == "uint8":
         # By channel, a block is quantized anew whenever a token is appended, so that what it holds depends on how the
         # sequence was cut into steps. By token, a row written twice is the same row.
