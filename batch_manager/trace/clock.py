@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class InstantClock:
-    """Seconds that stand still between `freeze` and `thaw`.
+    """Seconds that stand still within a call.
 
     Whatever a call decides by time it decides by one reading, so one number per call is enough to decide the same
     again. Give the same clock to the KvCacheManager, whose retention durations end by it.
@@ -20,13 +21,19 @@ class InstantClock:
     def __call__(self) -> float:
         return self._base() if self._frozen is None else self._frozen
 
-    def freeze(self) -> float:
-        """Stand still, and return the time at which."""
-        self._frozen = now = self._base()
-        return now
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a call is going on."""
+        return self._frozen is not None
 
-    def thaw(self) -> None:
-        self._frozen = None
+    @contextmanager
+    def instant(self) -> Iterator[float]:
+        """Stand still; gives the time at which."""
+        self._frozen = now = self._base()
+        try:
+            yield now
+        finally:
+            self._frozen = None
 
 
 class ManualClock:

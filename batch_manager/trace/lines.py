@@ -20,6 +20,7 @@ from batch_manager.trace.encoding import (
     request_to_json,
 )
 from batch_manager.trace.errors import TraceFormatError, TraceVersionError
+from batch_manager.trace.observed_kv import KvCall
 from batch_manager.trace.records import (
     CHANGE_KINDS,
     FORMAT_NAME,
@@ -110,6 +111,14 @@ class LineCodec:
                 return data
             case Failure():
                 return {"abandon": record.iteration}
+            case KvCall():
+                data = {"kv": record.name}
+                for name, value in (("args", record.arguments), ("result", record.result)):
+                    if value not in (None, []):
+                        data[name] = value
+                if record.request is not None:
+                    data["request"] = request_to_json(record.request)
+                return data
             case Change():
                 data = {"change": record.kind}
                 if record.config is not None:
@@ -186,13 +195,22 @@ class LineCodec:
                 return Result(now, iteration, sampled, ended)
             case {"t": now, "abandon": iteration}:
                 return Failure(now, iteration)
+            case {"t": now, "kv": name}:
+                request = data.get("request")
+                return KvCall(
+                    now,
+                    name,
+                    data.get("args", []),
+                    None if request is None else request_from_json(request, line),
+                    data.get("result"),
+                )
             case {"t": now, "change": kind} if kind in CHANGE_KINDS:
                 config = data["config"] if kind == "config" else None
                 return Change(now, kind, config and config_from_json(BatchManagerConfig, config, line))
         raise TraceFormatError(
             line,
             f"unknown kind of record with the fields {', '.join(sorted(data))}; expected t and one of add, release, "
-            "restart, cancel, schedule, update, abandon, change, or end",
+            "restart, cancel, schedule, update, abandon, kv, change, or end",
         )
 
 

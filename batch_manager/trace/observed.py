@@ -21,6 +21,7 @@ from batch_manager.plan import IterationPlan, Progress
 from batch_manager.reasons import WaitCode
 from batch_manager.request import FinishReason, Request
 from batch_manager.trace.clock import InstantClock
+from batch_manager.trace.observed_kv import KvCall, ObservedKvCacheManager
 
 
 class Observer:
@@ -63,6 +64,9 @@ class Observer:
 
     def on_change_config(self, config: BatchManagerConfig, now: float) -> None: ...
 
+    def on_kv_call(self, call: KvCall) -> None:
+        """Somebody else than the BatchManager changed an `ObservedKvCacheManager`."""
+
 
 class ObservedBatchManager(BatchManager):
     """A BatchManager whose calls are told to observers, in the order given.
@@ -83,106 +87,88 @@ class ObservedBatchManager(BatchManager):
         super().__init__(config, kv, clock)
         self._instant = clock
         self._observers = tuple(observers)
+        if isinstance(kv, ObservedKvCacheManager):
+            kv.watch(self._observers)
         for observer in self._observers:
             observer.on_attach(self, kv)
 
     def add_request(self, request: Request, held_for: WaitCode | None = None) -> None:
-        now = self._instant.freeze()
-        try:
-            super().add_request(request, held_for)
-        except RequestRefused as refusal:
-            for observer in self._observers:
-                observer.on_refusal(request, held_for, refusal, now)
-            raise
-        finally:
-            self._instant.thaw()
+        with self._instant.instant() as now:
+            try:
+                super().add_request(request, held_for)
+            except RequestRefused as refusal:
+                for observer in self._observers:
+                    observer.on_refusal(request, held_for, refusal, now)
+                raise
         for observer in self._observers:
             observer.on_arrival(request, held_for, now)
 
     def release_hold(self, request_id: int) -> None:
-        now = self._instant.freeze()
-        try:
+        with self._instant.instant() as now:
             super().release_hold(request_id)
-        finally:
-            self._instant.thaw()
         for observer in self._observers:
             observer.on_release(request_id, now)
 
     def restart(self, requests: Iterable[Request]) -> None:
         restarted = list(requests)
-        now = self._instant.freeze()
-        try:
+        with self._instant.instant() as now:
             super().restart(restarted)
-        finally:
-            self._instant.thaw()
         request_ids = [request.request_id for request in restarted]
         for observer in self._observers:
             observer.on_restart(request_ids, now)
 
     def cancel_request(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        now = self._instant.freeze()
-        try:
+        with self._instant.instant() as now:
             was_live = super().cancel_request(request_id, reason)
-        finally:
-            self._instant.thaw()
         for observer in self._observers:
             observer.on_cancel(request_id, reason, was_live, now)
         return was_live
 
     def schedule(self) -> IterationPlan:
-        now = self._instant.freeze()
-        try:
+        with self._instant.instant() as now:
             for observer in self._observers:
                 observer.before_schedule(now)
             plan = super().schedule()
-        finally:
-            self._instant.thaw()
         for observer in self._observers:
             observer.on_schedule(plan, now)
         return plan
 
     def update(self, plan: IterationPlan, sampled: Sequence[Sequence[int]]) -> list[Progress]:
-        now = self._instant.freeze()
-        try:
+        with self._instant.instant() as now:
             progress = super().update(plan, sampled)
-        finally:
-            self._instant.thaw()
         if not plan.is_empty:
             for observer in self._observers:
                 observer.on_update(plan, sampled, progress, now)
         return progress
 
     def abandon(self, plan: IterationPlan) -> list[Request]:
-        now = self._instant.freeze()
-        try:
+        with self._instant.instant() as now:
             ended = super().abandon(plan)
-        finally:
-            self._instant.thaw()
         if not plan.is_empty:
             for observer in self._observers:
                 observer.on_abandon(plan, ended, now)
         return ended
 
     def pause(self) -> None:
-        now = self._instant()
-        super().pause()
+        with self._instant.instant() as now:
+            super().pause()
         for observer in self._observers:
             observer.on_pause(now)
 
     def drain(self) -> None:
-        now = self._instant()
-        super().drain()
+        with self._instant.instant() as now:
+            super().drain()
         for observer in self._observers:
             observer.on_drain(now)
 
     def resume(self) -> None:
-        now = self._instant()
-        super().resume()
+        with self._instant.instant() as now:
+            super().resume()
         for observer in self._observers:
             observer.on_resume(now)
 
     def change_config(self, config: BatchManagerConfig) -> None:
-        now = self._instant()
-        super().change_config(config)
+        with self._instant.instant() as now:
+            super().change_config(config)
         for observer in self._observers:
             observer.on_change_config(config, now)

@@ -16,9 +16,10 @@ from batch_manager.plan import IterationPlan, Progress
 from batch_manager.reasons import WaitCode
 from batch_manager.request import FinishReason, Request
 from batch_manager.trace.clock import InstantClock
-from batch_manager.trace.errors import TraceWriteError
+from batch_manager.trace.errors import TraceError, TraceWriteError
 from batch_manager.trace.lines import LineCodec, header_to_line
 from batch_manager.trace.observed import ObservedBatchManager, Observer
+from batch_manager.trace.observed_kv import KvCall, ObservedKvCacheManager
 from batch_manager.trace.reader import open_trace
 from batch_manager.trace.records import (
     Arrival,
@@ -172,16 +173,23 @@ class TraceWriter(Observer):
     def on_change_config(self, config: BatchManagerConfig, now: float) -> None:
         self._write(Change(now, "config", config))
 
+    def on_kv_call(self, call: KvCall) -> None:
+        if call.request is not None and self._redactor is not None:
+            call = call._replace(request=self._redactor.redact_request(call.request))
+        self._write(call)
+
 
 class TraceRecorder(ObservedBatchManager):
     """A BatchManager that records itself; goes where a BatchManager goes. `close` it, or use it as a context manager.
 
     ```
     clock = InstantClock()
-    kv = KvCacheManager(kv_config, clock)
+    kv = ObservedKvCacheManager(kv_config, clock)
     with TraceRecorder(config, kv, clock, "run.jsonl") as manager:
         ...
     ```
+    A plain KvCacheManager will do where nobody but the BatchManager calls it: no lower tiers, leases or pins.
+
     Drafts are recorded when they are assigned to `Request.draft_token_ids` between the `update` that gave the request
     tokens (or its arrival) and the next `schedule`.
     """
@@ -196,7 +204,17 @@ class TraceRecorder(ObservedBatchManager):
         *,
         redact: bool = False,
     ) -> None:
-        """`path` and `redact` are those of the `TraceWriter`. Raises `OSError` when `path` cannot be opened."""
+        """`path` and `redact` are those of the `TraceWriter`.
+
+        Raises:
+            OSError: `path` cannot be opened.
+            TraceError: `kv` has lower tiers and is not observed.
+        """
+        if kv is not None and kv.cache.transfers is not None and not isinstance(kv, ObservedKvCacheManager):
+            raise TraceError(
+                "the KV cache has lower tiers, whose transfers decide what can run; to be recorded it has to be an "
+                "ObservedKvCacheManager"
+            )
         self._writer = TraceWriter(path, redact=redact)
         super().__init__(config, kv, clock, [self._writer, *observers])
 

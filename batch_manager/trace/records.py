@@ -9,6 +9,7 @@
  plan     {"t": 0.1, "schedule": 12, "rows": [...]}    + "num_tokens", "copies", "paused", "timed_out", "drafts", ...
  result   {"t": 0.1, "update": 12, "tokens": [...]}    + "ended"
  failure  {"t": 0.1, "abandon": 12}
+ cache    {"t": 0.1, "kv": "lease", "args": [7, "peer"], "result": 3}   + "request"
  change   {"t": 0.1, "change": "pause" | "drain" | "resume" | "config"}   + "config"
  end      {"end": 35}
 ```
@@ -24,6 +25,7 @@ from batch_manager.kv import KvCacheConfig
 from batch_manager.plan import BlockCopy, IterationPlan, Phase, ScheduledRequest
 from batch_manager.reasons import WaitCode
 from batch_manager.request import FinishReason, Request
+from batch_manager.trace.observed_kv import KvCall
 
 FORMAT_NAME = "batch-manager"
 FORMAT_VERSION = 1
@@ -139,7 +141,7 @@ class End(NamedTuple):
     """Lines before this one, header included."""
 
 
-TimedRecord = Arrival | HoldRelease | Restart | Cancellation | Planning | Result | Failure | Change
+TimedRecord = Arrival | HoldRelease | Restart | Cancellation | Planning | Result | Failure | KvCall | Change
 Record = TimedRecord | End
 
 CHANGE_KINDS = ("pause", "drain", "resume", "config")

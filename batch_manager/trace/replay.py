@@ -15,6 +15,7 @@ from batch_manager.request import FinishReason, Request
 from batch_manager.trace.clock import InstantClock, ManualClock
 from batch_manager.trace.errors import TraceFormatError
 from batch_manager.trace.observed import ObservedBatchManager, Observer
+from batch_manager.trace.observed_kv import KvCall, repeat
 from batch_manager.trace.reader import TraceReader
 from batch_manager.trace.records import (
     Arrival,
@@ -125,6 +126,9 @@ class Replay:
                 self._at(now)
                 for request in self.manager.abandon(self._plan_in_flight(iteration)):
                     del self._live[request.request_id]
+            case KvCall():
+                self._at(record.now)
+                self._call_kv(record)
             case Change():
                 self._at(record.now)
                 self._change(record.kind, record.config)
@@ -203,6 +207,15 @@ class Replay:
         if plan is None:
             raise TraceFormatError(self._line, f"iteration {iteration} is not in flight")
         return plan
+
+    def _call_kv(self, call: KvCall) -> None:
+        if self.kv is None:
+            raise TraceFormatError(self._line, f"{call.name} asks a KV cache that the trace does not have")
+        try:
+            result = repeat(call, self.kv, self._live)
+        except (KeyError, ValueError) as error:
+            raise TraceFormatError(self._line, f"the call of the KV cache cannot be repeated: {error}") from error
+        self._compare(f"the result of {call.name}", call.result or [], result or [])
 
     def _change(self, kind: str, config: BatchManagerConfig | None) -> None:
         match kind:

@@ -13,12 +13,13 @@ from batch_manager import (
     FinishReason,
     IterationPlan,
     KvCacheConfig,
+    KvCacheManager,
     Request,
     RequestRefused,
     WaitCode,
     WaitingQueuePolicy,
 )
-from batch_manager.kv import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from batch_manager.kv import BlockTransfer, CacheTier, KvCacheRetentionConfig, PinError, TokenRangeRetentionConfig
 from batch_manager.request import MultimodalSpan
 from batch_manager.trace import ManualClock
 
@@ -51,6 +52,8 @@ def random_configs(source: random.Random) -> tuple[BatchManagerConfig, KvCacheCo
         tokens_per_block=4,
         enable_block_reuse=source.random() < 0.8,
         enable_partial_reuse=source.random() < 0.7,
+        host_blocks=source.choice((0, 24)),
+        disk_blocks=source.choice((0, 0, 16)),
     )
     return config, kv_config
 
@@ -58,8 +61,9 @@ def random_configs(source: random.Random) -> tuple[BatchManagerConfig, KvCacheCo
 class RandomRun:
     """Drives `manager`; the same seed asks the same, as long as the manager answers the same."""
 
-    def __init__(self, manager: BatchManager, clock: ManualClock, source: random.Random) -> None:
+    def __init__(self, manager: BatchManager, kv: KvCacheManager, clock: ManualClock, source: random.Random) -> None:
         self.manager = manager
+        self.kv = kv
         self.clock = clock
         self.source = source
         self.in_flight: list[IterationPlan] = []
@@ -67,13 +71,18 @@ class RandomRun:
         """Earlier prompts with their answers, to begin new ones with."""
         self.live: dict[int, Request] = {}
         self.held: list[int] = []
+        self.transfers: list[BlockTransfer] = []
+        """To be acknowledged, in this order."""
+        self.leases: list[int] = []
+        self.pins: list[int] = []
         self.num_pauses = 0
         self.finish_reasons: set[FinishReason] = set()
         self._next_id = 0
 
     def run(self, num_actions: int) -> None:
         actions = (self.schedule,) * 6 + (self.update,) * 6 + (self.add,) * 4
-        rare = (self.cancel, self.release, self.change, self.abandon, self.toggle)
+        actions += (self.transfer,) * 4
+        rare = (self.cancel, self.release, self.change, self.abandon, self.toggle, self.lease, self.pin, self.forget)
         for _ in range(num_actions):
             self.clock.now += self.source.random()
             self.source.choice(actions if self.source.random() < 0.9 else rare)()
@@ -129,6 +138,7 @@ class RandomRun:
             self._ended(request)
         if not plan.is_empty:
             self.in_flight.append(plan)
+            self.transfers += self.kv.take_transfers()
 
     def update(self) -> None:
         if not self.in_flight:
@@ -178,3 +188,31 @@ class RandomRun:
             tenant_weights={"iron": 2.0},
         )
         self.manager.change_config(config)
+
+    def transfer(self) -> None:
+        if self.transfers:
+            order = self.transfers.pop(0)
+            succeeded = self.source.random() < (0.6 if order.target_tier is CacheTier.DEVICE else 0.95)
+            disappointed = self.kv.acknowledge_transfer(order.transfer_id, succeeded)
+            if disappointed:
+                self.manager.restart(disappointed)
+
+    def lease(self) -> None:
+        running = [request for request in self.live.values() if request.block_ids]
+        if self.leases and self.source.random() < 0.7:
+            self.kv.end_lease(self.leases.pop())
+        elif running:
+            self.leases.append(self.kv.lease(self.source.choice(running), "a peer"))
+
+    def pin(self) -> None:
+        if self.pins and self.source.random() < 0.5:
+            self.kv.unpin(self.pins.pop())
+        else:
+            prompt = self.source.choice(self.prompts) or [10]
+            try:
+                self.pins.append(self.kv.pin(Request(-1, prompt, 1), seconds=None).pin_id)
+            except PinError:
+                return
+
+    def forget(self) -> None:
+        self.source.choice((self.kv.refresh, self.kv.clear))()

@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batch_manager import BatchManager, BatchManagerConfig, FinishReason, KvCacheConfig, KvCacheManager, Request
+from batch_manager.kv import CacheTier
 from batch_manager.trace import (
     InstantClock,
     ManualClock,
     ObservedBatchManager,
+    ObservedKvCacheManager,
     Observer,
     TraceError,
     TraceFormatError,
@@ -33,8 +35,9 @@ def record_random_run(path: Path, seed: int, num_actions: int, redact: bool = Fa
     config, kv_config = random_configs(source)
     manual = ManualClock(1000.0)
     clock = InstantClock(manual)
-    with TraceRecorder(config, KvCacheManager(kv_config, clock), clock, path, redact=redact) as manager:
-        run = RandomRun(manager, manual, source)
+    kv = ObservedKvCacheManager(kv_config, clock)
+    with TraceRecorder(config, kv, clock, path, redact=redact) as manager:
+        run = RandomRun(manager, kv, manual, source)
         run.run(num_actions)
     return run
 
@@ -210,3 +213,72 @@ QUERIES = {"has_work", "num_waiting", "num_running", "explain", "explain_all", "
 def test_every_call_that_changes_a_batch_manager_is_observed() -> None:
     public = {name for name in vars(BatchManager) if not name.startswith("_")}
     assert public - QUERIES == {name for name in vars(ObservedBatchManager) if not name.startswith("_")}
+
+
+DECISIONS_ASKED_BY_THE_BATCH_MANAGER = {
+    "allocate",
+    "begin_step",
+    "end_step",
+    "find_reuse",
+    "holding_of",
+    "is_current",
+    "is_loading",
+    "num_free_blocks",
+    "num_new_blocks",
+    "next_iteration",
+    "release",
+    "store",
+}
+LOOKS_AT_THE_CACHE = {"check_invariants", "ledger", "snapshot_events", "stats", "take_events"}
+
+
+def test_every_call_that_changes_a_kv_cache_from_outside_is_observed() -> None:
+    public = {name for kind in KvCacheManager.__mro__[:-1] for name in vars(kind) if not name.startswith("_")}
+    observed = {name for name in vars(ObservedKvCacheManager) if not name.startswith("_")} - {"watch"}
+    assert public - DECISIONS_ASKED_BY_THE_BATCH_MANAGER - LOOKS_AT_THE_CACHE == observed
+
+
+def test_a_cache_with_lower_tiers_is_recorded_only_when_it_is_observed(tmp_path: Path) -> None:
+    clock = InstantClock(ManualClock())
+    kv = KvCacheManager(KvCacheConfig(num_blocks=16, tokens_per_block=4, host_blocks=4), clock)
+    with pytest.raises(TraceError, match="has to be an ObservedKvCacheManager"):
+        TraceRecorder(BatchManagerConfig(), kv, clock, tmp_path / "run.jsonl")
+
+
+def test_a_call_of_the_cache_that_answers_otherwise_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    clock = InstantClock(ManualClock())
+    kv = ObservedKvCacheManager(KvCacheConfig(num_blocks=16, tokens_per_block=4), clock)
+    with TraceRecorder(BatchManagerConfig(), kv, clock, path) as manager:
+        request = Request(1, [1] * 6, 1)
+        manager.add_request(request)
+        manager.schedule()
+        kv.end_lease(kv.lease(request, "a peer"))
+    text = path.read_text()
+    lease = text.split('"args":[1,"a peer"],"result":')[1].split("}")[0]
+    path.write_text(text.replace(f'"a peer"],"result":{lease}', '"a peer"],"result":99'))
+    assert "the result of lease was 99 when recorded" in str(replay(path).difference)
+    path.write_text(text.replace('"kv":"lease"', '"kv":"borrow"'))
+    with pytest.raises(TraceFormatError, match=r"borrow.* is no call of a KvCacheManager"):
+        replay(path)
+
+
+def test_a_failed_load_from_a_lower_tier_and_its_restart_are_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    clock = InstantClock(ManualClock())
+    kv = ObservedKvCacheManager(KvCacheConfig(num_blocks=8, tokens_per_block=4, host_blocks=16), clock)
+    num_restarted = 0
+    with TraceRecorder(BatchManagerConfig(max_batch_size=4), kv, clock, path) as manager:
+        for request_id, token in enumerate((1, 2, 3, 1)):
+            manager.add_request(Request(request_id, [token] * 20, 4))
+            while manager.has_work:
+                plan = manager.schedule()
+                manager.update(plan, [[9] if entry.samples else [] for entry in plan.scheduled])
+                for order in kv.take_transfers():
+                    is_load = order.target_tier is CacheTier.DEVICE
+                    disappointed = kv.acknowledge_transfer(order.transfer_id, not is_load)
+                    num_restarted += len(disappointed)
+                    manager.restart(disappointed)
+    assert num_restarted > 0
+    result = replay(path)
+    assert result.difference is None, str(result.difference)
