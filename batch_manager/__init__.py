@@ -12,6 +12,7 @@ from batch_manager.errors import (
     RefusalReason,
     RequestRefused,
     StepOrderError,
+    UnknownRequestError,
 )
 from batch_manager.iteration_table import IterationRow, iteration_rows
 from batch_manager.kv import KvCacheConfig, KvCacheManager
@@ -44,6 +45,7 @@ __all__ = [
     "RequestState",
     "ScheduledRequest",
     "StepOrderError",
+    "UnknownRequestError",
     "WaitCode",
     "WaitReason",
     "WaitingQueuePolicy",

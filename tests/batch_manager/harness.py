@@ -12,6 +12,7 @@ from batch_manager import (
     KvCacheManager,
     Request,
     ScheduledRequest,
+    WaitCode,
 )
 
 TokenSource = Callable[[ScheduledRequest], Sequence[int]]
@@ -55,13 +56,20 @@ class Harness:
         self.num_iterations = 0
         self.step_seconds = 1.0
 
-    def add(self, request_id: int, prompt: int | Sequence[int], max_new_tokens: int, **fields: object) -> Request:
+    def add(
+        self,
+        request_id: int,
+        prompt: int | Sequence[int],
+        max_new_tokens: int,
+        held_for: WaitCode | None = None,
+        **fields: object,
+    ) -> Request:
         """`prompt`: token ids, or how many (then different for every request)."""
         if isinstance(prompt, int):
             prompt = [10_000 * (request_id + 1) + position for position in range(prompt)]
         fields.setdefault("arrival_time", self.clock.now)
         request = Request(request_id, prompt, max_new_tokens, **fields)  # type: ignore[arg-type]
-        self.manager.add_request(request)
+        self.manager.add_request(request, held_for)
         return request
 
     def step(self) -> IterationPlan:
