@@ -27,7 +27,8 @@ class RawLogProbs:
         return values
 
     def top(self, counts: NDArray[np.int64]) -> list[TopLogProbs]:
-        """The `counts[r]` most likely tokens of each row, most likely first, and their log probabilities."""
+        """The `counts[r]` most likely tokens of each row, most likely first, and their log probabilities; fewer
+        where the others are impossible."""
         top: list[TopLogProbs] = [[] for _ in self._rows]
         which = np.flatnonzero(counts)
         if which.size:
@@ -35,6 +36,7 @@ class RawLogProbs:
             ranked = rank_most_likely(self._logits, rows, self._passes.maxima(self._logits, rows), counts[which])
             token_ids = ranked.token_ids.tolist()
             log_probs = (ranked.values - self._normalizers[which, None]).tolist()
-            for place, row, count in zip(range(len(which)), which.tolist(), counts[which].tolist(), strict=True):
-                top[row] = list(zip(token_ids[place][:count], log_probs[place][:count], strict=True))
+            lengths = np.minimum(np.isfinite(ranked.values).sum(axis=1), counts[which]).tolist()
+            for place, (row, length) in enumerate(zip(which.tolist(), lengths, strict=True)):
+                top[row] = list(zip(token_ids[place][:length], log_probs[place][:length], strict=True))
         return top

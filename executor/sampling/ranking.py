@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from executor.sampling.row_passes import Maxima
 
+_LOWEST = np.finfo(np.float32).min
+
 _MAX_ROWS = 4096
 """Row numbers share a 64-bit sort key with a logit and a token id."""
 
@@ -36,7 +38,7 @@ class RankedTokens(NamedTuple):
 def rank_most_likely(
     logits: NDArray[np.float32], rows: NDArray[np.int64], maxima: Maxima, counts: NDArray[np.int64]
 ) -> RankedTokens:
-    """The `counts[r]` most likely tokens of each row, in order.
+    """The `counts[r]` most likely tokens of each row, in order, or all that are not at -inf.
 
     Args:
         logits: `[S, vocab]`, C-contiguous, without NaN in `rows`.
@@ -45,12 +47,13 @@ def rank_most_likely(
         counts: `[R]`, at least 1 and at most `vocab`.
     """
     groups = maxima.coarse.shape[1]
-    thresholds = np.full(len(rows), -np.inf, np.float32)
+    # Excluded tokens, at -inf, are never wanted.
+    thresholds = np.full(len(rows), _LOWEST, np.float32)
     bounded = np.flatnonzero(counts <= groups)
     if bounded.size:
         ranks = groups - counts[bounded]
         parted = np.partition(maxima.coarse[bounded], np.unique(ranks), axis=1)
-        thresholds[bounded] = parted[np.arange(len(bounded)), ranks]
+        thresholds[bounded] = np.maximum(parted[np.arange(len(bounded)), ranks], _LOWEST)
     ranked = _rank_above(logits, rows, maxima, thresholds)
     width = int(counts.max())
     values = ranked.values[:, :width]

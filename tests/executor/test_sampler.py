@@ -408,6 +408,30 @@ def test_log_probs_stay_finite_and_right_for_extreme_logits() -> None:
     assert result.top_log_probs[0][2] == (2, pytest.approx(-1e30, rel=1e-6))
 
 
+def test_impossible_tokens_are_not_among_the_most_likely() -> None:
+    logits = np.full((1, VOCAB), -np.inf, np.float32)
+    logits[0, [3, 7]] = [1.0, 2.0]
+    sampler = Sampler(VOCAB)
+    sampler.open(0, spec(num_top_log_probs=5, temperature=1.0, top_k=5))
+    [result] = sampler.sample(logits.copy(), [SampledRows(0, [1], [], 0, 1)])
+    assert result.top_log_probs is not None
+    assert [token_id for token_id, _ in result.top_log_probs[0]] == [7, 3]
+
+
+def test_sharing_rows_out_to_threads_changes_nothing() -> None:
+    """Enough logits for four threads; every row's draw and log probability is bit-equal to those without threads."""
+    vocab, rows = 20_000, 90
+    logits = random_logits(4, rows, vocab)
+    results = []
+    for num_threads in (1, 4):
+        sampler = Sampler(vocab, num_threads=num_threads)
+        for row in range(rows):
+            filters = {"top_p": 0.9} if row % 3 else {}
+            sampler.open(row, spec(temperature=1.0 + row % 2, seed=row, num_top_log_probs=3, **filters))
+        results.append(sampler.sample(logits.copy(), [SampledRows(row, [1], [], row, 1) for row in range(rows)]))
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
