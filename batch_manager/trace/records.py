@@ -17,7 +17,9 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
+from zlib import crc32
 
 from batch_manager.config import BatchManagerConfig
 from batch_manager.errors import RefusalReason
@@ -26,6 +28,9 @@ from batch_manager.plan import BlockCopy, IterationPlan, Phase, ScheduledRequest
 from batch_manager.reasons import WaitCode
 from batch_manager.request import FinishReason, Request
 from batch_manager.trace.observed_kv import KvCall
+
+GENERATION = Phase.GENERATION
+new_tuple = tuple.__new__
 
 FORMAT_NAME = "batch-manager"
 FORMAT_VERSION = 1
@@ -78,7 +83,7 @@ class Row(NamedTuple):
 
     @staticmethod
     def of(entry: ScheduledRequest) -> Row:
-        return Row(entry.request.request_id, *entry[1:])
+        return new_tuple(Row, (entry[0].request_id, *entry[1:]))
 
 
 class Planning(NamedTuple):
@@ -146,17 +151,13 @@ Record = TimedRecord | End
 
 CHANGE_KINDS = ("pause", "drain", "resume", "config")
 
-_CHECKSUM_PRIME = (1 << 31) - 1
-
 
 def table_checksum(plan: IterationPlan) -> int:
-    """A number in `[0, 2^31)` that changes when a scheduled request's block table has another length or last block."""
-    checksum = 0
-    for entry in plan.scheduled:
-        block_ids = entry.request.block_ids
-        if block_ids:
-            checksum = (checksum * 1_000_003 + len(block_ids) * 65_537 + block_ids[-1]) % _CHECKSUM_PRIME
-    return checksum
+    """CRC-32 that tells when a scheduled request's block table has another length or another last block."""
+    tables = [entry.request.block_ids for entry in plan.scheduled]
+    numbers = [len(table) for table in tables]
+    numbers += [table[-1] for table in tables if table]
+    return crc32(struct.pack(f"<{len(numbers)}q", *numbers))
 
 
 class RowCodec:
@@ -167,17 +168,19 @@ class RowCodec:
     """
 
     def __init__(self) -> None:
-        self._expected: dict[int, Row] = {}
+        self._previous: dict[int, Row] = {}
+        """Rows of the plan before, by request."""
 
     def encode(self, rows: list[Row]) -> list[int | list[int | str]]:
-        expected = self._expected
+        previous = self._previous
         packed: list[int | list[int | str]] = []
         for row in rows:
-            if expected.get(row.request_id) == row:
-                packed.append(row.request_id)
+            before = previous.get(row[0])
+            if before is not None and row == _next_row(before):
+                packed.append(row[0])
             else:
                 packed.append([*row[:7], int(row.samples), row.phase.value[0]])
-        self._expect(rows)
+        self._remember(rows)
         return packed
 
     def decode(self, packed: list[int | list[int | str]]) -> list[Row]:
@@ -185,7 +188,7 @@ class RowCodec:
         rows = []
         for item in packed:
             if isinstance(item, int):
-                rows.append(self._expected[item])
+                rows.append(Row(*_next_row(self._previous[item])))
             else:
                 *numbers, samples, phase = item
                 request_id, start, scheduled, replayed, drafts, with_spec, reused = map(int, numbers)
@@ -194,18 +197,21 @@ class RowCodec:
                         request_id, start, scheduled, replayed, drafts, with_spec, reused, bool(samples), _PHASES[phase]
                     )
                 )
-        self._expect(rows)
+        self._remember(rows)
         return rows
 
-    def _expect(self, rows: list[Row]) -> None:
+    def _remember(self, rows: list[Row]) -> None:
         if rows:
-            self._expected = {row.request_id: _next_row(row) for row in rows}
+            self._previous = {row[0]: row for row in rows}
 
 
 _PHASES: dict[object, Phase] = {phase.value[0]: phase for phase in Phase}
 
 
-def _next_row(row: Row) -> Row:
-    start = row.start + row.num_scheduled_tokens
-    replayed = row.num_replayed_tokens if row.phase is Phase.GENERATION else 0
-    return Row(row.request_id, start, 1, replayed, 0, start + 1, row.num_reused_tokens, True, Phase.GENERATION)
+def _next_row(row: Row) -> tuple[int, int, int, int, int, int, int, bool, Phase]:
+    """The fields of the row that is expected after `row`."""
+    request_id, start, size, replayed, _, _, reused, _, phase = row
+    start += size
+    if phase is not GENERATION:
+        replayed = 0
+    return (request_id, start, 1, replayed, 0, start + 1, reused, True, GENERATION)
