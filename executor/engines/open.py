@@ -7,7 +7,7 @@ from pathlib import Path
 from engine_build.engine_dir import EngineDirectory
 from engine_build.memory import KvCacheMemory, kv_cache_memory
 from engine_build.targets.select import select_target
-from executor.api.errors import InvalidRequestError
+from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.engines.interface import Engine, EngineSpec
 
 
@@ -58,6 +58,7 @@ def open_engine(
     Raises:
         EngineDirectoryError: the directory is missing, damaged or of another format version.
         InvalidRequestError: the target cannot keep keys and values so.
+        UnsupportedFeatureError: the target's library is not installed.
         OpenVinoError, UnsupportedGraphError: the engine's library cannot run the plan here.
     """
     directory = _opened(engine_dir)
@@ -75,7 +76,14 @@ def open_engine(
             num_threads=num_threads,
             deterministic=deterministic,
         )
-    from executor.engines.reference import ReferenceEngine
+    try:
+        from executor.engines.reference import ReferenceEngine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedFeatureError(
+            "target reference needs the package torch: pip install 'inflight-executor[reference]'"
+        ) from error
 
     return ReferenceEngine(directory.model_path, spec, num_blocks, kv_cache_dtype=kv_cache_dtype)
 
