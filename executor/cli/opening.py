@@ -15,7 +15,7 @@ from engine_build.engine_dir import EngineDirectory, EngineDirectoryError
 from executor import Executor, ExecutorConfig, RequestError
 from executor.client.errors import CallError
 from executor.serving.credentials import CredentialsError
-from executor.serving.grpc_server import BindError
+from executor.serving.errors import BindError
 from executor.text import Tokenizer
 
 _EXIT_CODE = 2

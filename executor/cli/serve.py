@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,10 @@ from executor.cli.opening import configure_logging, end_ids, one_line_errors, op
 from executor.serving.credentials import Credentials
 from executor.serving.grpc_control import ServedLimits
 from executor.serving.grpc_server import GrpcConfig
-from executor.serving.server import Server, ServerConfig, serve_until_signal
+from executor.serving.server import Ports, Server, ServerConfig, serve_until_signal
+
+if TYPE_CHECKING:
+    from executor.serving.http.server import HttpConfig
 
 _LISTEN = "Where, and for whom"
 _LIMITS = "Limits"
@@ -25,6 +28,16 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535, rich_help_panel=_LISTEN)
     ] = 50051,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            "--http_port",
+            help="Also serve OpenAI-compatible HTTP and /metrics here; 0 takes a free port.",
+            min=0,
+            max=65535,
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
     model_name: Annotated[
         str | None, typer.Option("--model_name", help="Shown to clients; the directory's name by default.")
     ] = None,
@@ -92,7 +105,7 @@ def serve(
     ] = 0,
     log_level: options.LogLevel = options.LogLevelName.INFO,
 ) -> None:
-    """Serve an engine directory over gRPC. Prints `listening on HOST:PORT` when it is ready."""
+    """Serve an engine directory over gRPC, and over HTTP if asked. Prints `listening on HOST:PORT` when it is ready."""
     configure_logging(log_level)
     config = options.executor_config(
         max_batch_size=max_batch_size,
@@ -126,6 +139,7 @@ def serve(
             ),
             end_ids=end_ids(executor, tokenizer),
             grpc=GrpcConfig(host, port, max_message_bytes, credentials),
+            http=None if http_port is None else http_config(host, http_port, max_message_bytes, credentials),
             slow_reader_seconds=slow_reader_seconds,
             progress_limit_seconds=progress_limit_seconds,
             drain_seconds=drain_seconds,
@@ -133,6 +147,21 @@ def serve(
 
         async def run() -> None:
             server = Server(executor, tokenizer, server_config)
-            await serve_until_signal(server, lambda port: typer.echo(f"listening on {host}:{port}"))
+            await serve_until_signal(server, on_ready)
+
+        def on_ready(ports: Ports) -> None:
+            typer.echo(f"listening on {host}:{ports.grpc}")
+            if ports.http is not None:
+                typer.echo(f"http on {host}:{ports.http}")
 
         asyncio.run(run())
+
+
+def http_config(host: str, port: int, max_body_bytes: int, credentials: Credentials) -> HttpConfig:
+    """Where HTTP is served; one line and exit code 2 where its libraries are not installed."""
+    try:
+        from executor.serving.http.server import HttpConfig
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: --http_port needs {error.name}: pip install 'inflight-executor[http]'", err=True)
+        raise typer.Exit(2) from None
+    return HttpConfig(host, port, max_body_bytes, credentials)

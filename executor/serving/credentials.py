@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,10 @@ class CredentialsError(Exception):
 class Credentials:
     """What the server shows and what it asks for. Empty: plaintext, and no questions."""
 
-    certificate: bytes | None = None
-    """PEM chain the server shows; with it the endpoint speaks TLS only."""
-    private_key: bytes | None = field(default=None, repr=False)
-    client_ca: bytes | None = None
+    certificate: Path | None = None
+    """PEM chain the server shows; with it the endpoints speak TLS only."""
+    private_key: Path | None = None
+    client_ca: Path | None = None
     """PEM roots; with them clients must show a certificate that one of these signed."""
     bearer_token: str | None = field(default=None, repr=False)
     """With it every call but health checks needs `authorization: Bearer <token>`."""
@@ -40,30 +41,55 @@ class Credentials:
         client_ca: Path | None = None,
         bearer_token_file: Path | None = None,
     ) -> Credentials:
-        """Read the files.
+        """Check that the files can be used, and read the token.
 
         Raises:
-            CredentialsError: a file cannot be read, the token is empty, or one of certificate and key is missing.
+            CredentialsError: a file cannot be read or is not what it should be, the token is empty, or one of
+                certificate and key is missing.
         """
         if (certificate is None) != (private_key is None):
             raise CredentialsError("a TLS certificate and its private key go together; one of them is missing")
         if client_ca is not None and certificate is None:
             raise CredentialsError("client certificates are only asked for over TLS; give a certificate and key too")
-        token = _read(bearer_token_file)
-        text = None if token is None else token.decode("ascii", "replace").strip()
-        if text is not None and (not text or not text.isprintable() or not text.isascii()):
-            raise CredentialsError(f"{bearer_token_file} does not hold a bearer token: one line of printable ASCII")
-        return cls(_read(certificate), _read(private_key), _read(client_ca), text)
+        credentials = cls(certificate, private_key, client_ca, _read_token(bearer_token_file))
+        credentials.ssl_context()
+        return credentials
 
     def grpc_credentials(self) -> grpc.ServerCredentials | None:
-        """For a secure port; `None`: plaintext."""
-        if self.certificate is None:
+        """For a secure gRPC port; `None`: plaintext."""
+        if self.certificate is None or self.private_key is None:
             return None
         return grpc.ssl_server_credentials(
-            [(self.private_key, self.certificate)],
-            root_certificates=self.client_ca,
+            [(_read(self.private_key), _read(self.certificate))],
+            root_certificates=None if self.client_ca is None else _read(self.client_ca),
             require_client_auth=self.client_ca is not None,
         )
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For HTTPS; `None`: plaintext.
+
+        Raises:
+            CredentialsError: a file cannot be read, or certificate and key do not fit.
+        """
+        if self.certificate is None:
+            return None
+        for path in (self.certificate, self.private_key, self.client_ca):
+            if path is not None:
+                _read(path)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate, self.private_key)
+        except ssl.SSLError as error:
+            raise CredentialsError(
+                f"{self.certificate} and {self.private_key} are not a PEM certificate and its key: {error.reason}"
+            ) from error
+        if self.client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self.client_ca)
+            except ssl.SSLError as error:
+                raise CredentialsError(f"{self.client_ca} holds no PEM certificates: {error.reason}") from error
+        return context
 
     def warning(self, host: str) -> str | None:
         """What is risky about listening on `host` with these credentials, if anything."""
@@ -125,10 +151,17 @@ async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "send the metadata 'authorization: Bearer <token>'")
 
 
-def _read(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise CredentialsError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read_token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    token = _read(path).decode("ascii", "replace").strip()
+    if not token or not token.isprintable() or not token.isascii():
+        raise CredentialsError(f"{path} does not hold a bearer token: one line of printable ASCII")
+    return token

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from executor.serving.credentials import BearerTokenInterceptor, Credentials
+from executor.serving.errors import BindError
 from executor.serving.grpc_control import ControlServicer
 from executor.serving.grpc_handlers import service_handler
 from executor.serving.grpc_inference import InferenceServicer
@@ -23,10 +24,6 @@ _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _SERVED_NAMES = ("", _INFERENCE.full_name, _CONTROL.full_name)
 _HEALTH_INTERVAL_SECONDS = 0.5
-
-
-class BindError(Exception):
-    """The server cannot listen on the address: names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

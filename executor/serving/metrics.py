@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,8 @@ from executor.api.errors import RequestError
 from executor.api.stats import IterationStats
 from executor.serving.request_record import RequestRecord
 from executor.serving.stats_feed import StatsFeed
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_BUCKETS = (10, 50, 100, 500, 1000)
@@ -31,6 +33,7 @@ class Metrics:
 
     def __init__(self, feed: StatsFeed, *, model_name: str, version: str = "1") -> None:
         self.registry = CollectorRegistry()
+        self._feed = feed
         self._requests = Counter(
             "inflight_requests",
             "Requests that ended, by outcome: a finish reason, ABANDONED, or an error code.",
@@ -66,6 +69,11 @@ class Metrics:
         self._accepted_draft_tokens = self._counter("inflight_accepted_draft_tokens", "Of these, tokens accepted.")
         self.registry.register(LatestIteration(feed, model_name, version))
         feed.add_listener(self.on_iterations)
+
+    def exposition(self) -> bytes:
+        """Everything up to now, in Prometheus' text format (`CONTENT_TYPE`)."""
+        self._feed.refresh()
+        return generate_latest(self.registry)
 
     def on_refused(self, _request_id: str | None, error: RequestError) -> None:
         self._refusals.labels(str(error.code)).inc()
@@ -114,7 +122,6 @@ class LatestIteration(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        self._feed.refresh()
         stats = self._feed.latest
         if stats is None:
             return

@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from executor.serving.generation import GenerationService
 from executor.serving.grpc_control import ControlServicer, ServedLimits
@@ -14,8 +15,13 @@ from executor.serving.grpc_inference import InferenceServicer
 from executor.serving.grpc_server import GrpcConfig, GrpcServer
 from executor.serving.interface import ServedExecutor
 from executor.serving.progress import ProgressMonitor
+from executor.serving.request_log import RequestLog
+from executor.serving.request_record import RequestObserver
 from executor.serving.stats_feed import StatsFeed
 from executor.text import Tokenizer
+
+if TYPE_CHECKING:
+    from executor.serving.http.server import HttpConfig, HttpServer
 
 _logger = logging.getLogger(__name__)
 
@@ -27,10 +33,19 @@ class ServerConfig:
     end_ids: tuple[int, ...] = ()
     """The model's end tokens."""
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    http: HttpConfig | None = None
+    """`None`: no HTTP, and no metrics. Needs the extra `http`."""
     slow_reader_seconds: float = 30.0
     progress_limit_seconds: float = 30.0
     drain_seconds: float = 30.0
     """How long open requests may go on after SIGTERM."""
+
+
+class Ports(NamedTuple):
+    """Where a server listens."""
+
+    grpc: int
+    http: int | None
 
 
 class Server:
@@ -38,41 +53,68 @@ class Server:
 
     def __init__(self, executor: ServedExecutor, tokenizer: Tokenizer | None, config: ServerConfig) -> None:
         self.config = config
-        self.generation = GenerationService(
-            executor, tokenizer, end_ids=config.end_ids, slow_reader_seconds=config.slow_reader_seconds
-        )
         self.stats = StatsFeed(executor)
         self.progress = ProgressMonitor(executor, limit_seconds=config.progress_limit_seconds)
+        observers: list[RequestObserver] = [RequestLog()]
+        if config.http is not None:
+            from executor.serving.metrics import Metrics  # an optional dependency, as below
+
+            metrics = Metrics(self.stats, model_name=config.model_name)
+            observers.append(metrics)
+        self.generation = GenerationService(
+            executor,
+            tokenizer,
+            end_ids=config.end_ids,
+            slow_reader_seconds=config.slow_reader_seconds,
+            observers=observers,
+        )
         control = ControlServicer(
             self.generation, self.progress, self.stats, limits=config.limits, model_name=config.model_name
         )
         self._grpc = GrpcServer(config.grpc, InferenceServicer(self.generation), control, self.progress)
+        self._http: HttpServer | None = None
+        if config.http is not None:
+            from executor.serving.http.app import HttpApi
+            from executor.serving.http.server import HttpServer
 
-    async def start(self) -> int:
-        """Listen, and return the gRPC port; raises `BindError`."""
-        warning = self.config.grpc.credentials.warning(self.config.grpc.host)
-        if warning is not None:
-            _logger.warning(warning)
-        return await self._grpc.start()
+            api = HttpApi(
+                self.generation,
+                self.progress,
+                metrics,
+                model_name=config.model_name,
+                max_body_bytes=config.http.max_body_bytes,
+            )
+            self._http = HttpServer(api.app(config.http.credentials.bearer_token), config.http)
+
+    async def start(self) -> Ports:
+        """Listen, and return the ports; raises `BindError`."""
+        for endpoint in (self.config.grpc, self.config.http):
+            warning = None if endpoint is None else endpoint.credentials.warning(endpoint.host)
+            if warning is not None:
+                _logger.warning(warning)
+        http = None if self._http is None else await self._http.start()
+        return Ports(await self._grpc.start(), http)
 
     async def stop(self) -> None:
         """Take no new requests, let the open ones end for `drain_seconds`, cancel the rest, close."""
         await self._grpc.begin_drain()
         await self.generation.drain(self.config.drain_seconds)
         await self._grpc.stop()
+        if self._http is not None:
+            await self._http.stop()
         self.generation.close()
         self.stats.close()
 
 
-async def serve_until_signal(server: Server, on_ready: Callable[[int], None]) -> None:
-    """Start, call `on_ready` with the port, and drain at SIGTERM or SIGINT; a second signal stops at once.
+async def serve_until_signal(server: Server, on_ready: Callable[[Ports], None]) -> None:
+    """Start, call `on_ready` with the ports, and drain at SIGTERM or SIGINT; a second signal stops at once.
 
     Raises:
         BindError: the server cannot listen.
     """
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    port = await server.start()
+    ports = await server.start()
 
     def on_signal(received: signal.Signals) -> None:
         if stopping.is_set():
@@ -83,7 +125,7 @@ async def serve_until_signal(server: Server, on_ready: Callable[[int], None]) ->
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    on_ready(port)
+    on_ready(ports)
     await stopping.wait()
     await server.stop()
     _logger.info("stopped")

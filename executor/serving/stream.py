@@ -85,9 +85,10 @@ class OutputState:
         self._num_tokens += len(token_ids)
 
         log_probs = [] if result.log_probs is None else _log_probs(result, len(token_ids))
-        delta: Delta | None = Delta(self.index, text, token_ids, log_probs)
+        gained = Delta(self.index, text, token_ids, log_probs)
+        delta: Delta | None = gained
         if not self._streaming:
-            delta = self._held_back(delta, reason)
+            delta = self._held_back(gained, reason)
         elif not token_ids and not text:
             delta = None
         if reason is FinishReason.NOT_FINISHED:

@@ -15,6 +15,7 @@ from executor.serving.credentials import Credentials
 from executor.serving.generation import GenerationService
 from executor.serving.grpc_control import ServedLimits
 from executor.serving.grpc_server import GrpcConfig
+from executor.serving.http.server import HttpConfig
 from executor.serving.server import Server, ServerConfig
 from executor.text import Tokenizer
 from protos.inflight.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -36,6 +37,8 @@ class RunningServer:
     server: Server
     target: str
     channel: grpc.aio.Channel
+    url: str
+    """Of its HTTP endpoint, with `http=True`."""
 
     @property
     def inference(self) -> inference_pb2_grpc.InferenceStub:
@@ -71,19 +74,26 @@ async def running_server(
     credentials: Credentials | None = None,
     max_message_bytes: int = 4 << 20,
     channel_options: list[tuple[str, object]] | None = None,
+    http: bool = False,
     **options: object,
 ) -> AsyncIterator[RunningServer]:
     """A gRPC server on a free port, and a plaintext channel to it."""
     executor = executor or FakeExecutor()
-    grpc_config = GrpcConfig("127.0.0.1", 0, max_message_bytes, credentials or Credentials())
+    address = ("127.0.0.1", 0, max_message_bytes, credentials or Credentials())
     config = ServerConfig(
-        "fake", ServedLimits(max_batch_size=64, max_num_tokens=1024), (END_ID,), grpc_config, **options
+        "fake",
+        ServedLimits(max_batch_size=64, max_num_tokens=1024),
+        (END_ID,),
+        GrpcConfig(*address),
+        HttpConfig(*address) if http else None,
+        **options,
     )
     server = Server(executor, tokenizer, config)
-    target = f"127.0.0.1:{await server.start()}"
+    ports = await server.start()
+    target = f"127.0.0.1:{ports.grpc}"
     try:
         async with grpc.aio.insecure_channel(target, options=channel_options) as channel:
-            yield RunningServer(executor, server, target, channel)
+            yield RunningServer(executor, server, target, channel, f"http://127.0.0.1:{ports.http}")
     finally:
         await server.stop()
         executor.shutdown()

@@ -94,6 +94,7 @@ async def test_health_needs_no_token(tmp_path: Path) -> None:
         ({"certificate": "missing.pem", "private_key": "missing.key"}, "cannot read .*missing.pem"),
         ({"certificate": "empty"}, "go together"),
         ({"client_ca": "empty"}, "only asked for over TLS"),
+        ({"certificate": "empty", "private_key": "empty"}, "are not a PEM certificate and its key"),
         ({"bearer_token_file": "empty"}, "does not hold a bearer token"),
     ],
 )
@@ -111,7 +112,7 @@ def test_unusable_files_are_named(tmp_path: Path, files: dict[str, str], message
         ("localhost", Credentials(), None),
         ("0.0.0.0", Credentials(), "without TLS and without asking clients who they are"),
         ("10.1.2.3", Credentials(bearer_token="x"), "without TLS"),
-        ("example.org", Credentials(b"pem", b"key", None, "x"), None),
+        ("example.org", Credentials(Path("own.pem"), Path("own.key"), None, "x"), None),
     ],
 )
 def test_a_server_beyond_this_machine_is_warned_about(
@@ -130,6 +131,7 @@ def test_only_the_whole_token_authorizes(header: str | bytes | None) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    shown = repr(Credentials(b"pem", b"private", None, "s3cret")) + repr(ConnectionOptions(bearer_token="s3cret"))
+    client = ConnectionOptions(private_key=b"k3y", bearer_token="s3cret")
+    shown = repr(Credentials(bearer_token="s3cret")) + repr(client)
     assert "s3cret" not in shown
-    assert "private" not in shown
+    assert "k3y" not in shown
