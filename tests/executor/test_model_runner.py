@@ -109,6 +109,18 @@ def test_each_request_gets_its_own_rows_of_the_logits() -> None:
     assert [step.logits[rows][:, 0].tolist() for rows in step.rows] == [[], [0, 1, 2], [3]]
 
 
+def test_a_request_whose_logits_are_all_wanted_gets_every_computed_row_and_no_replayed_one() -> None:
+    chunk = schedule(make_request(0, list(range(8)), [0, 1]), 2, 3, replayed=1, samples=False)
+    decode = schedule(make_request(1, list(range(5)), [4, 5]), 4, 1, replayed=1)
+    verify = schedule(make_request(2, list(range(6)), [2, 3], drafts=[1]), 4, 3, drafts=1)
+    runner = ModelRunner(RecordingEngine(), min_rows_per_sequence=2)
+    plan = make_plan(chunk, decode, verify)
+    assert runner.prepare(plan, all_rows_of={0, 2}).sampled_rows.tolist() == [1, 2, 3, 5, 6, 7, 8]
+    step = runner.execute(plan, all_rows_of={0, 2})
+    assert [step.logits[rows][:, 0].tolist() for rows in step.computed_rows] == [[0, 1, 2], [], [4, 5, 6]]
+    assert [step.logits[rows][:, 0].tolist() for rows in step.rows] == [[], [3], [5, 6]]
+
+
 def test_blocks_are_copied_before_the_step_and_not_mentioned_when_there_are_none() -> None:
     engine = RecordingEngine()
     runner = ModelRunner(engine)
