@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from executor.api.request import GuidedDecodingParams, GuideType
+from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.api.sampling_config import SamplingConfig
 from executor.engines.interface import Engine, StepInputs
 from executor.engines.open import open_engine

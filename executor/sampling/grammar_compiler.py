@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
-from executor.api.request import GuidedDecodingParams, GuideType
+from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.sampling.grammar import CompiledGrammar, GrammarVocabulary
 from executor.sampling.json_schema import parse_schema
 from executor.sampling.masks import mask_words

@@ -1,7 +1,7 @@
-"""The two passes over whole rows of logits that sampling needs: group maxima, and sums of exponentials.
+"""The passes over whole rows of logits that sampling needs: argmax, group maxima, sums of exponentials.
 
-Everything else looks at a few tokens of a row. Token t belongs to group `t % num_groups`, so that a pass is one
-reduction over contiguous memory:
+Everything else looks at a few tokens of a row. Token t belongs to group `t % num_groups`, so that a pass over groups is
+a reduction over contiguous memory:
 
 ```
 row       | t0  t1  t2  t3 | t4  t5  t6  t7 | t8  t9 |       num_groups = 4
@@ -74,6 +74,20 @@ class RowPasses:
         self._num_threads = max(1, min(processors, _MOST_THREADS) if num_threads is None else num_threads)
         self._threads = ThreadPoolExecutor(max(1, self._num_threads - 1), thread_name_prefix="sampler")
         self._scratch = np.empty((self._num_threads, _ROWS_A_BLOCK, vocab_size), np.float32)
+
+    def most_likely(
+        self, logits: NDArray[np.float32], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The token with the largest logit of each of `rows` `[R]`, the first of equals, and that logit; NaN where the
+        row holds one."""
+        token_ids = np.empty(len(rows), np.int64)
+        read = _reader(logits, rows)
+
+        def find(begin: int, end: int, _: NDArray[np.float32]) -> None:
+            read(begin, end).argmax(axis=1, out=token_ids[begin:end])
+
+        self._share_out(len(rows), find)
+        return token_ids, logits[rows, token_ids]
 
     def maxima(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> Maxima:
         """Group maxima of `rows` `[R]` of `logits` `[S, vocab]`."""

@@ -176,12 +176,12 @@ class Sampler:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A token for each row, and a logit of it: finite, or why the row cannot be drawn from (see `draw`)."""
         if not step.needs & Needs.DRAW:
-            return _most_likely(logits, step.rows)
+            return self._passes.most_likely(logits, step.rows)
         token_ids = np.empty(len(step.rows), np.int64)
         levels = np.empty(len(step.rows), np.float32)
         drawn = (step.parameters["needs"] & Needs.DRAW) != 0
         which = np.flatnonzero(~drawn)
-        token_ids[which], levels[which] = _most_likely(logits, step.rows[which])
+        token_ids[which], levels[which] = self._passes.most_likely(logits, step.rows[which])
         which = np.flatnonzero(drawn)
         chosen = step.parameters[which]
         parameters = DrawParameters(
@@ -244,15 +244,6 @@ class Sampler:
             result.log_probs = of_tokens[begin:end]
             result.top_log_probs = top[begin:end]
             begin = end
-
-
-def _most_likely(logits: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The token with the largest logit of each row, the first of equals, and that logit."""
-    if len(rows) == len(logits) and (rows == np.arange(len(rows))).all():
-        token_ids = logits.argmax(axis=1)
-    else:
-        token_ids = np.array([logits[row].argmax() for row in rows], np.int64)
-    return token_ids, logits[rows, token_ids]
 
 
 def _accept(

@@ -45,7 +45,7 @@ class SequenceState:
     def __init__(self, spec: SamplingSpec) -> None:
         config = spec.config
         self.spec = spec
-        self._tokens = [int(token_id) for token_id in spec.prompt_token_ids]
+        self._tokens = list(spec.prompt_token_ids)
         self._num_prompt_tokens = len(self._tokens)
         self._min_length = self._num_prompt_tokens + (config.min_tokens or 0)
         self.end_ids = sorted({*spec.stop_token_ids, *(() if spec.end_id is None else (spec.end_id,))})

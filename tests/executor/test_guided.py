@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
-from executor.api.request import GuidedDecodingParams, GuideType
+from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.api.sampling_config import SamplingConfig
 from executor.sampling import NoTokenLeftError, SampledRows, Sampler, SamplingSpec
 from executor.text import Tokenizer
@@ -104,6 +104,15 @@ def test_json_mode_gives_json(tokenizer: Tokenizer, compiler: GrammarCompiler) -
     specs = [guided(compiler, GuidedDecodingParams(GuideType.JSON), sequence_index=index) for index in range(30)]
     for output in RandomWriter(tokenizer, PADDED_VOCAB, 6).write(specs, {END}):
         json.loads(tokenizer.decode(output))
+
+
+def test_whitespace_between_json_tokens_is_free_but_not_endless(
+    tokenizer: Tokenizer, compiler: GrammarCompiler
+) -> None:
+    params = json_schema({"type": "array", "items": {"type": "integer"}})
+    assert accepts(tokenizer, compiler, params, "[1,2]")
+    assert accepts(tokenizer, compiler, params, "[ 1,\n\t2 ]")
+    assert not accepts(tokenizer, compiler, params, "[" + " " * 40 + "1]")
 
 
 STRUCTURAL_TAG = {
