@@ -16,9 +16,11 @@ from executor import Executor, ExecutorConfig, RequestError
 from executor.client.errors import CallError
 from executor.serving.credentials import CredentialsError
 from executor.serving.errors import BindError
+from executor.serving.request_log import JsonFormatter
 from executor.text import Tokenizer
 
 _EXIT_CODE = 2
+_LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @contextmanager
@@ -64,9 +66,11 @@ def end_ids(executor: Executor, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*executor.manifest.model_config.eos_token_ids, *from_tokenizer)))
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, *, as_json: bool = False) -> None:
     """Log lines to standard error, so that standard output carries results only."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(_LOG_LINE))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _fail(message: str) -> NoReturn:

@@ -104,9 +104,10 @@ def serve(
         int, typer.Option("--iteration_table_max_rows", help="Rows kept for Control.IterationTable.", min=0)
     ] = 0,
     log_level: options.LogLevel = options.LogLevelName.INFO,
+    log_json: Annotated[bool, typer.Option("--log_json", help="Log lines as JSON objects.")] = False,
 ) -> None:
     """Serve an engine directory over gRPC, and over HTTP if asked. Prints `listening on HOST:PORT` when it is ready."""
-    configure_logging(log_level)
+    configure_logging(log_level, as_json=log_json)
     config = options.executor_config(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,

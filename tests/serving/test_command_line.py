@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from batch_manager.plan import Phase
@@ -126,6 +128,25 @@ def test_sigterm_finishes_open_requests_and_ends_with_0(engine_dir: Path) -> Non
         finished = [event for event in events if isinstance(event, Finished)]
         assert [event.finish_reason for event in finished] == [FinishReason.LENGTH]
         assert process.wait(30) == 0
+
+
+def test_http_is_served_beside_grpc_and_log_lines_are_json(engine_dir: Path) -> None:
+    with serving(engine_dir, "--http_port", "0", "--log_json") as (process, _):
+        assert process.stdout is not None
+        match = re.fullmatch(r"http on (127\.0\.0\.1:\d+)\n", process.stdout.readline())
+        assert match is not None
+        secret = "not to be logged"
+        body = {"prompt": secret, "max_tokens": 5, "ignore_eos": True}
+        answer = httpx.post(f"http://{match[1]}/v1/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 5
+        assert "inflight_iterations_total" in httpx.get(f"http://{match[1]}/metrics", timeout=60).text
+        process.send_signal(signal.SIGTERM)
+        _, logged = process.communicate(timeout=30)
+        assert process.returncode == 0
+    lines = [json.loads(line) for line in logged.splitlines()]
+    ended = [line for line in lines if line["logger"] == "executor.requests"]
+    assert [(line["outcome"], line["completion_tokens"]) for line in ended] == [("LENGTH", 5)]
+    assert secret not in logged
 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_2(engine_dir: Path, server: str) -> None:
