@@ -16,9 +16,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
+from executor.cli import app
 from executor.client import AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
 from tests.serving.tiny_engine_dir import build_tiny_engine
 
@@ -31,10 +34,9 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny")
 
 
-def run_executor(*arguments: str | Path, said: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*EXECUTOR, *arguments], input=said, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
-    )
+def run_executor(*arguments: str | Path, said: str = "") -> Result:
+    """The command in this process: importing the libraries again for each test would take most of the time."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=said)
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def test_http_is_served_beside_grpc_and_log_lines_are_json(engine_dir: Path) -> 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_2(engine_dir: Path, server: str) -> None:
     done = run_executor("serve", engine_dir, "--port", server.split(":")[1], "--log_level", "error")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert f"error: cannot listen on {server}" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -161,7 +163,7 @@ def test_generate_prints_answers_and_the_table(engine_dir: Path, tmp_path: Path)
         "generate", engine_dir, "--prompt", "one", "--prompt", "two", "--max_tokens", "5", "--ignore_eos", "--raw",
         "--table", "--table_csv", tmp_path / "rows.csv",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "[0] -- LENGTH, 5 tokens" in done.stdout
     assert "[1] -- LENGTH, 5 tokens" in done.stdout
     assert "iterations;" in done.stdout
@@ -181,7 +183,7 @@ def test_generate_prints_answers_and_the_table(engine_dir: Path, tmp_path: Path)
 )
 def test_bad_options_are_one_line_and_exit_code_2(engine_dir: Path, options: list[str], message: str) -> None:
     done = run_executor("generate", engine_dir, "--raw", *options)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert message in lines[0]
@@ -190,7 +192,7 @@ def test_bad_options_are_one_line_and_exit_code_2(engine_dir: Path, options: lis
 @pytest.mark.parametrize("command", [["serve"], ["generate", "--prompt", "x"], ["chat"]])
 def test_a_directory_that_is_no_engine_is_one_line_and_exit_code_2(command: list[str], tmp_path: Path) -> None:
     done = run_executor(command[0], tmp_path, *command[1:])
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert str(tmp_path) in done.stderr
 
@@ -198,13 +200,13 @@ def test_a_directory_that_is_no_engine_is_one_line_and_exit_code_2(command: list
 def test_chat_answers_each_line_and_remembers_the_conversation(engine_dir: Path, server: str) -> None:
     for target in (server, str(engine_dir)):
         done = run_executor("chat", target, "--max_tokens", "4", said="hello\nagain\n")
-        assert done.returncode == 0, done.stderr
+        assert done.exit_code == 0, done.stderr
         assert done.stdout.count("> ") == 3
 
 
 def test_chat_with_nobody_is_one_line_and_exit_code_2() -> None:
     done = run_executor("chat", "127.0.0.1:1", said="hello\n")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
     assert "Traceback" not in done.stderr
 
