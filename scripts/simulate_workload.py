@@ -72,6 +72,9 @@ def main(
         int | None, typer.Option(help="What each request asks for, however soon it ends.")
     ] = None,
     fit: Annotated[Path | None, typer.Option(help="Fit the cost model to this recorded trace.")] = None,
+    scatter: Annotated[
+        bool, typer.Option("--scatter", help="Let the steps of a fitted model scatter as the measured ones did.")
+    ] = False,
     cost: Annotated[
         Path | None, typer.Option(help='JSON: {"linear": {...}} or {"model": {...}, "device": {...}}.')
     ] = None,
@@ -123,7 +126,7 @@ def main(
             ),
         )
         kv_config = replace(kv_config, **_given(num_blocks=num_blocks, tokens_per_block=tokens_per_block))
-        model = _cost(fit or (arrivals if is_recorded and cost is None else None), cost)
+        model = _cost(fit or (arrivals if is_recorded and cost is None else None), cost, scatter)
         offered: Iterator[OfferedRequest]
         if arrivals is None:
             lengths = log_normal(prompt_length, 0.8, 100_000), log_normal(output_length, 0.7, 10_000)
@@ -169,7 +172,7 @@ DEFAULT_COST = RooflineCost(
 """Llama 3.1 8B in bfloat16 on an H200 (989 TFLOP/s dense, 4.8 TB/s), at usual efficiencies."""
 
 
-def _cost(fit: Path | None, cost: Path | None) -> CostModel:
+def _cost(fit: Path | None, cost: Path | None, scatter: bool) -> CostModel:
     if fit is not None:
         fitted = fit_cost(fit)
         console.print(
@@ -177,7 +180,7 @@ def _cost(fit: Path | None, cost: Path | None) -> CostModel:
             + json.dumps({"linear": asdict(fitted.cost)}),
             markup=False,
         )
-        return fitted.cost
+        return fitted.scattered() if scatter else fitted.cost
     if cost is None:
         console.print("cost model: roofline of Llama 3.1 8B on an H200; --fit or --cost for another one")
         return DEFAULT_COST

@@ -6,6 +6,7 @@ from batch_manager.simulate.cost import (
     LinearCost,
     ModelFigures,
     RooflineCost,
+    ScatteredCost,
     StepShape,
     step_shape,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "RunMetrics",
     "RunReport",
     "RunSeries",
+    "ScatteredCost",
     "ServiceLevel",
     "SimulatedSpeculation",
     "Simulation",

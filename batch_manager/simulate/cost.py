@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -85,6 +86,32 @@ class LinearCost:
             + self.per_attended_token * shape.num_attended_tokens
             + self.per_kv_token * shape.num_kv_tokens
         )
+
+
+class ScatteredCost:
+    """A cost model whose steps take longer or shorter by factors that were measured, drawn at random.
+
+    Waiting lines grow with the scatter of the steps, not only with their mean. Steps with contexts have factors of
+    their own.
+    """
+
+    def __init__(
+        self,
+        cost: LinearCost,
+        context_factors: Sequence[float],
+        generation_factors: Sequence[float],
+        seed: int = 0,
+    ) -> None:
+        """Empty factors: these steps do not scatter."""
+        self.cost = cost
+        self.overhead = cost.overhead
+        self._context_factors = context_factors or (1.0,)
+        self._generation_factors = generation_factors or (1.0,)
+        self._source = random.Random(seed)
+
+    def seconds(self, shape: StepShape) -> float:
+        factors = self._context_factors if shape.num_context_tokens else self._generation_factors
+        return self.cost.seconds(shape) * self._source.choice(factors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batch_manager.simulate.cost import LinearCost, StepShape, step_shape
+from batch_manager.simulate.cost import LinearCost, ScatteredCost, StepShape, step_shape
 from batch_manager.simulate.errors import CostFitError
 from batch_manager.trace.reader import TraceReader
 from batch_manager.trace.records import Arrival, Cancellation, Failure, Planning, Record, Result
@@ -32,11 +32,19 @@ class MeasuredStep(NamedTuple):
 
 class CostFit(NamedTuple):
     cost: LinearCost
+    """The mean of a step."""
+    context_factors: list[float]
+    generation_factors: list[float]
+    """Measured / fitted, of each step with and without contexts; on average they leave the total as it is."""
     num_steps: int
     mean_error: float
     """Mean of |fitted - measured|, as a share of the mean measured step."""
     total_error: float
     """(sum of fitted - sum of measured) / sum of measured."""
+
+    def scattered(self, seed: int = 0) -> ScatteredCost:
+        """The cost model with the scatter of the measured steps."""
+        return ScatteredCost(self.cost, self.context_factors, self.generation_factors, seed)
 
 
 def measured_steps(records: Iterable[Record]) -> Iterator[MeasuredStep]:
@@ -94,12 +102,23 @@ def fit_steps(steps: list[MeasuredStep]) -> CostFit:
     cost = LinearCost(constant, **dict(zip(UNIT_COSTS, per_unit, strict=True)), overhead=overhead)
     fitted = shapes @ coefficients
     total = float(seconds.sum())
+    has_context = shapes[:, 1] > 0
     return CostFit(
         cost,
+        _factors(fitted[has_context], seconds[has_context]),
+        _factors(fitted[~has_context], seconds[~has_context]),
         len(steps),
         float(np.abs(fitted - seconds).sum()) / total,
         float(fitted.sum() - total) / total,
     )
+
+
+def _factors(fitted: NDArray[np.float64], measured: NDArray[np.float64]) -> list[float]:
+    if not len(fitted):
+        return []
+    factors = measured / np.maximum(fitted, 1e-9)
+    factors *= measured.sum() / (fitted.sum() * factors.mean())
+    return [float(factor) for factor in factors]
 
 
 def _nonnegative_least_squares(rows: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:

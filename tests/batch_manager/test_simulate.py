@@ -24,6 +24,7 @@ from batch_manager.simulate import (
     RooflineCost,
     RunMetrics,
     RunReport,
+    ScatteredCost,
     ServiceLevel,
     SimulatedSpeculation,
     Simulation,
@@ -159,6 +160,26 @@ def test_the_fit_never_makes_a_step_cheaper_for_doing_more() -> None:
     cost = fit_steps(steps).cost
     assert cost.per_kv_token == 0.0
     assert cost.per_context_token == pytest.approx(1e-4, rel=0.05)
+
+
+def test_scattered_steps_take_as_long_as_the_measured_ones_on_average_and_vary_like_them() -> None:
+    source = random.Random(4)
+    shapes = [random_shape(source) for _ in range(400)]
+    truth = LinearCost(0.01, 1e-4, 1e-4)
+    steps = [MeasuredStep(shape, truth.seconds(shape) * source.choice((0.8, 1.2)), None) for shape in shapes]
+    cost = fit_steps(steps).scattered()
+    simulated = [cost.seconds(shape) for _ in range(10) for shape in shapes]
+    smooth = [truth.seconds(shape) for _ in range(10) for shape in shapes]
+    assert sum(simulated) == pytest.approx(sum(smooth), rel=0.03)
+    ratios = sorted(a / b for a, b in zip(simulated, smooth, strict=True))
+    assert ratios[len(ratios) // 4] == pytest.approx(0.8, abs=0.05)
+    assert ratios[3 * len(ratios) // 4] == pytest.approx(1.2, abs=0.05)
+
+
+def test_steps_without_measured_factors_do_not_scatter() -> None:
+    cost = ScatteredCost(LinearCost(1.0), context_factors=[], generation_factors=[2.0])
+    assert cost.seconds(StepShape(1, 0, 1, 1)) == 1.0
+    assert cost.seconds(StepShape(0, 1, 1, 1)) == 2.0
 
 
 def test_too_few_steps_are_refused_with_their_number() -> None:
