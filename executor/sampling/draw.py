@@ -95,7 +95,8 @@ def _draw_filtered(
         if which.size == 0:
             break
         counts = np.minimum(np.where(limited[which], parameters.top_k[which], look), passes.vocab_size)
-        ranked = rank_most_likely(logits, rows[which], maxima.take(which), counts)
+        some = maxima if len(which) == len(rows) else maxima.take(which)
+        ranked = rank_most_likely(logits, rows[which], some, counts)
         token_ids[which], complete = _draw_ranked(ranked, counts, parameters.take(which), total[which])
         pending[which] = ~(complete | (counts == passes.vocab_size))
     for place in np.flatnonzero(wide | pending):

@@ -96,16 +96,19 @@ def _members(
     """What is at or above the threshold in n groups of `values` `[any, width]`; group i is `groups[i]` of row
     `value_rows[i]`, whose index into R is `rows[i]`."""
     width = values.shape[1]
-    members = groups[:, None] + np.arange(0, width, num_groups)
-    flat = (value_rows * width)[:, None] + members
+    steps = np.arange(0, width, num_groups)
+    begins = value_rows * width
+    flat = (begins + groups)[:, None] + steps
     if width % num_groups:
-        flat[members >= width] = 0
+        outside = groups[:, None] + steps >= width
+        flat[outside] = 0
     taken = values.reshape(-1).take(flat)
     high = taken >= thresholds[rows][:, None]
     if width % num_groups:
-        high &= members < width
+        high &= ~outside
     found = np.flatnonzero(high)
-    return _Found(rows[found // members.shape[1]], members.reshape(-1)[found], taken.reshape(-1)[found])
+    group = found // len(steps)
+    return _Found(rows[group], flat.reshape(-1)[found] - begins[group], taken.reshape(-1)[found])
 
 
 def _sorted_by_row(found: _Found, num_rows: int, vocab_size: int) -> RankedTokens:
