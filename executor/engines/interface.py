@@ -61,7 +61,7 @@ class InvalidStepError(ValueError):
 class Engine(Protocol):
     spec: EngineSpec
     num_blocks: int
-    """Blocks callers may use: ids `0 .. num_blocks - 1`. Scratch space for padding is the engine's own, beyond these."""
+    """Blocks callers may use: ids `0 .. num_blocks - 1`. Scratch space for padding lies beyond, the engine's own."""
 
     def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Run one forward pass and return logits `[S, vocab_size]`, valid until the next call.

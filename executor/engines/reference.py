@@ -46,7 +46,7 @@ class ReferenceEngine:
 
         Raises:
             UnsupportedGraphError: the file is no graph that this engine can run, or not one of `spec`.
-            ValueError: `num_blocks`, `kv_cache_dtype` or `spec.kv_bytes_per_block` is wrong.
+            ValueError: `num_blocks`, `kv_cache_dtype`, `device` or `spec.kv_bytes_per_block` is wrong.
         """
         if kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}; it must be one of {', '.join(KV_CACHE_DTYPES)}")
@@ -63,7 +63,7 @@ class ReferenceEngine:
             )
         self.spec = spec
         self.num_blocks = num_blocks
-        self._device = torch.device(device)
+        self._device = _usable(device)
         self._graph = ReferenceGraph(Path(model_path), self._device)
         self._pools: dict[str, Tensor] = {
             f"{kind}_cache_{layer}": torch.zeros(pool_shape, dtype=dtype, device=self._device)
@@ -124,3 +124,12 @@ class ReferenceEngine:
         """Let go of pools and weights; the engine cannot run afterwards."""
         self._pools.clear()
         del self._graph
+
+
+def _usable(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
+        raise ValueError(f"device is {name!r}, which torch cannot use here: {error}") from error
+    return device

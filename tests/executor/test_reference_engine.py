@@ -202,6 +202,8 @@ def test_wrong_construction_is_refused_with_what_would_be_right(model_path: Path
     spec = engine_spec(tiny_config())
     with pytest.raises(ValueError, match="must be one of float32, float16, bfloat16"):
         ReferenceEngine(model_path, spec, 4, kv_cache_dtype="int8")
+    with pytest.raises(ValueError, match="device is 'abacus', which torch cannot use here"):
+        ReferenceEngine(model_path, spec, 4, device="abacus")
     with pytest.raises(ValueError, match="num_blocks is 0"):
         ReferenceEngine(model_path, spec, 0)
     with pytest.raises(ValueError, match="in bfloat16 takes 1024"):
