@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Run every padded size once, so that no request pays for a first call."""
+        """Run every padded size once, as far as it matters, so that no request pays for a first call."""
         ...
 
     def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
