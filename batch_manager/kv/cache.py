@@ -160,7 +160,7 @@ class PrefixCache:
         self.pool.rank_again(node)
         if self.transfers is not None:
             self.transfers.offer(node)
-        if self.events is not None and node.priority != old_priority:
+        if self.events is not None and node.priority != old_priority and self.nearest(node) is not None:
             self.events.reprioritized(node, old_priority, node.priority)
 
     def end_retentions(self) -> None:

@@ -78,6 +78,8 @@ class BlockTables:
         if reuse is None:
             return max(needed, 0)
         needed -= len(reuse.block_ids)
+        if reuse.partial and not self._takes_over(reuse.partial.node, needed):
+            needed += self.pool.is_evictable(reuse.partial.node)
         is_evictable = self.pool.is_evictable
         if self.cache.window is None:
             for node in reversed(reuse.path):
@@ -86,10 +88,17 @@ class BlockTables:
                 needed += 1
         else:
             needed += sum(is_evictable(node) for node in self.cache.in_window(reuse))
-        if reuse.partial:
-            source = reuse.partial.node
-            needed += is_evictable(source) and not self.cache.can_take_over(source)
         return needed
+
+    def _takes_over(self, source: CachedBlock, num_new: int) -> bool:
+        """Whether a partly matching block is overwritten behind the match rather than copied.
+
+        When nobody needs it, and copying is off or would only evict something else: `num_new` blocks are to be had
+        without eviction, or not.
+        """
+        return self.cache.can_take_over(source) and not (
+            self.config.copy_on_partial_reuse and num_new <= len(self.pool.free)
+        )
 
     def allocate(self, request: Request, num_tokens: int, reuse: Reuse | None = None) -> list[BlockCopy] | None:
         """Grow the request's block table so that it covers `num_tokens` positions.
@@ -152,7 +161,7 @@ class BlockTables:
         if reuse.partial:
             source, num_copied, node = reuse.partial
             node.num_hits += 1
-            if self.cache.can_take_over(node):
+            if self._takes_over(node, num_blocks - num_found):
                 holding.grants.append(Grant(num_found, self.next_iteration, "allocate, over a partly matching block"))
                 request.block_ids.append(self.cache.take_over(node))
                 self._num_allocated += 1
