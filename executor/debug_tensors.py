@@ -109,6 +109,8 @@ class DebugTensors:
 
     def record(self, plan: IterationPlan, step: StepLogits) -> None:
         """Keep or write one step's tensors. A file that cannot be written is logged, and ends the writing."""
+        if not self._names:
+            return
         tensors = {
             name: np.array(step.logits if name == _LOGITS else _INPUTS[name](plan, step.inputs)) for name in self._names
         }

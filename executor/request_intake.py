@@ -18,7 +18,7 @@ from executor.context_logits import ContextLogits
 from executor.engines.interface import EngineSpec
 from executor.live_request import LiveRequest, ResponseListener
 from executor.sampling import SamplingSpec
-from executor.sampling_spec import sampling_spec
+from executor.sampling_spec import PostProcessors, sampling_spec
 from executor.speculation.drafter import check_lookahead_config
 
 if TYPE_CHECKING:
@@ -46,12 +46,10 @@ class RequestIntake:
         config: ExecutorConfig,
         spec: EngineSpec,
         grammars: GrammarCompiler | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
+        self._post_processors = PostProcessors(config.logits_post_processor_config)
         self._spec = spec
         self._grammars = grammars
-        self._clock = clock
 
     def accept(
         self, request: Request, request_id: int, next_id: Callable[[], int], listener: ResponseListener
@@ -83,7 +81,9 @@ class RequestIntake:
             scheduled = self._scheduled(request, prompt, request_id if index == 0 else next_id())
             scheduled.draft_token_ids = list(drafts)
             live.add_sequence(scheduled, self._context_logits(request, prompt))
-            specs.append(sampling_spec(request, prompt, self._config, self._spec.vocab_size, sequence_index=index))
+            specs.append(
+                sampling_spec(request, prompt, self._post_processors, self._spec.vocab_size, sequence_index=index)
+            )
         grammar = None
         if request.guided_decoding_params is not None and self._grammars is not None:
             grammar = self._grammars.submit(request.guided_decoding_params)
@@ -134,7 +134,7 @@ class RequestIntake:
             min_new_tokens=request.sampling_config.min_tokens or 0,
             priority=request.priority,
             tenant=request.tenant,
-            arrival_time=self._clock(),
+            arrival_time=time.monotonic(),
             allotted_time=request.allotted_time_seconds,
             cache_salt=cache_salt,
             retention=retention,

@@ -15,7 +15,7 @@ from executor.api.kv_cache_config import CacheTransceiverConfig, KvCacheConfig
 from executor.api.model_inputs import PeftCacheConfig
 from executor.api.parallel import ONE_DEVICE, ParallelConfig
 from executor.api.request import AdditionalModelOutput, LogitsPostProcessor
-from executor.api.support import accepted, addition, check_supported, refused, refused_members
+from executor.api.support import accepted, addition, check_supported, refused, refused_members, supported
 
 __all__ = [
     "BatchingType",
@@ -112,7 +112,7 @@ class ExecutorConfig:
     `max_batch_size` and `max_num_tokens` default to, and may not exceed, what the engine was built for.
     """
 
-    max_beam_width: int = 1
+    max_beam_width: int = supported(1, "1 only: beam search is not offered")
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
     enable_chunked_context: bool = True

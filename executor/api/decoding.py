@@ -7,7 +7,7 @@ from enum import Flag, auto
 from typing import Any
 
 from executor.api.errors import InvalidRequestError
-from executor.api.support import refused
+from executor.api.support import refused, supported
 
 _DRAFT_MODEL = "draft models and draft heads are not offered yet"
 _BY_TOKENS = "drafts are verified by matching tokens, not by their logits"
@@ -214,7 +214,9 @@ class DecodingConfig:
     Setting one of the configurations sets `decoding_mode` to the mode it is for.
     """
 
-    decoding_mode: DecodingMode | None = None
+    decoding_mode: DecodingMode | None = supported(
+        None, "Auto, TopK, TopP, TopKTopP, which mean the same here, and Lookahead"
+    )
     lookahead_decoding_config: LookaheadDecodingConfig | None = None
     medusa_choices: list[list[int]] | None = refused(None, _DRAFT_MODEL)
     eagle_config: EagleConfig | None = refused(None, _DRAFT_MODEL)

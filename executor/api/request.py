@@ -63,6 +63,7 @@ class OutputConfig:
     return_encoder_output: bool = refused(False, _DECODER_ONLY)
     return_perf_metrics: bool = False
     additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, "plans have no output but logits")
+    _: KW_ONLY
     num_top_log_probs: int = addition(0)
     """With `return_log_probs`: the most likely tokens beside each generated one."""
     return_prompt_log_probs: bool = addition(False)

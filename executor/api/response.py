@@ -13,7 +13,10 @@ from batch_manager.request import FinishReason
 from executor.api.decoding import SpeculativeDecodingFastLogitsInfo
 from executor.api.errors import InvalidRequestError, RequestError
 from executor.api.request import ContextPhaseParams
-from executor.api.support import addition
+from executor.api.support import addition, never_set
+
+_NO_TRANSFER = "transfer between instances is not offered yet"
+_NO_DRAFT_MODEL = "draft models are not offered yet"
 
 
 @dataclass(slots=True)
@@ -24,9 +27,9 @@ class TimingMetrics:
     first_scheduled_time: timedelta = timedelta()
     first_token_time: timedelta = timedelta()
     last_token_time: timedelta = timedelta()
-    kv_cache_transfer_start: timedelta = timedelta()
-    kv_cache_transfer_end: timedelta = timedelta()
-    kv_cache_size: int = 0
+    kv_cache_transfer_start: timedelta = never_set(timedelta(), _NO_TRANSFER)
+    kv_cache_transfer_end: timedelta = never_set(timedelta(), _NO_TRANSFER)
+    kv_cache_size: int = never_set(0, _NO_TRANSFER)
 
 
 @dataclass(slots=True)
@@ -90,17 +93,17 @@ class Result:
     """`[prompt tokens, vocab]`, the same array in every result of a sequence; `None` before the prompt is computed."""
     generation_logits: NDArray[np.float32] | None = None
     """`[1, tokens, vocab]`; when streaming `[tokens, 1, vocab]` of the tokens in this result."""
-    spec_dec_fast_logits_info: SpeculativeDecodingFastLogitsInfo | None = None
-    encoder_output: Any = None
+    spec_dec_fast_logits_info: SpeculativeDecodingFastLogitsInfo | None = never_set(None, _NO_DRAFT_MODEL)
+    encoder_output: Any = never_set(None, "only decoder-only models are offered")
     finish_reasons: list[FinishReason] = field(default_factory=list)
     sequence_index: int = 0
     is_sequence_final: bool = False
     decoding_iter: int = 0
     """Iterations in which the sequence got tokens, this one included."""
     avg_decoded_tokens_per_iter: float = 0.0
-    context_phase_params: ContextPhaseParams | None = None
+    context_phase_params: ContextPhaseParams | None = never_set(None, _NO_TRANSFER)
     request_perf_metrics: RequestPerfMetrics | None = None
-    additional_outputs: list[AdditionalOutput] = field(default_factory=list)
+    additional_outputs: list[AdditionalOutput] = never_set(why="plans have no output but logits", default_factory=list)
     _: KW_ONLY
     top_log_probs: list[list[tuple[int, float]]] | None = addition(None)
     """For each generated token the most likely (token, log probability) pairs."""

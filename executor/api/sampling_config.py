@@ -8,7 +8,7 @@ from typing import Any
 
 from executor.api.errors import InvalidRequestError
 from executor.api.renamed import renamed
-from executor.api.support import refused
+from executor.api.support import refused, supported
 
 _BEAM = "beam search is not offered; beam_width must be 1"
 
@@ -22,7 +22,7 @@ class SamplingConfig:
     A `temperature` of 0 is greedy as well.
     """
 
-    beam_width: int = 1
+    beam_width: int = supported(1, "1 only: beam search is not offered")
     _: KW_ONLY
     top_k: int | None = None
     """Keep the `top_k` most likely tokens; 0 keeps all."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from executor.api.support import addition
+from executor.api.support import addition, never_set
 
 
 class _ToJson:
@@ -75,8 +75,7 @@ class InflightBatchingStats(_ToJson):
     num_gen_requests: int = 0
     num_paused_requests: int = 0
     num_ctx_tokens: int = 0
-    micro_batch_id: int = 0
-    """Always 0: there is one micro batch."""
+    micro_batch_id: int = never_set(0, "there is one micro batch")
     avg_num_decoded_tokens_per_iter: float = 0.0
     """Tokens that each sequence which got any got."""
 
@@ -121,12 +120,12 @@ class IterationStats(_ToJson):
     max_num_tokens_static: int = 0
     max_num_tokens_tuner_recommended: int = 0
     max_num_tokens_runtime: int = 0
-    gpu_mem_usage: int = 0
+    gpu_mem_usage: int = never_set(0, "engines run in main memory")
     cpu_mem_usage: int = 0
     """Main memory of the process."""
-    pinned_mem_usage: int = 0
+    pinned_mem_usage: int = never_set(0, "engines run in main memory")
     kv_cache_stats: KvCacheStats | None = None
-    cross_kv_cache_stats: KvCacheStats | None = None
+    cross_kv_cache_stats: KvCacheStats | None = never_set(None, "only decoder-only models are offered")
     static_batching_stats: StaticBatchingStats | None = None
     inflight_batching_stats: InflightBatchingStats | None = None
     specdec_stats: SpecDecodingStats | None = None
@@ -165,7 +164,7 @@ class RequestStats(_ToJson):
     scheduled: bool = False
     paused: bool = False
     """Lost its blocks, and waits to get some again."""
-    dis_serving_stats: DisServingRequestStats | None = None
+    dis_serving_stats: DisServingRequestStats | None = never_set(None, "transfer between instances is not offered yet")
     alloc_total_blocks_per_request: int = 0
     alloc_new_blocks_per_request: int = 0
     reused_blocks_per_request: int = 0

@@ -2,7 +2,8 @@
 
 A field declared with `refused(...)` exists so that scripts can be ported and read, and so that using it gives an
 error that names it; `refused_members(...)` does the same for enumerations. One declared with `accepted(...)` may hold
-anything: it asks for what is the case anyway. `addition(...)` marks what TensorRT-LLM's bindings did not have.
+anything: it asks for what is the case anyway. `never_set(...)` is for fields of results that stay empty,
+`supported(...)` for what needs a word of explanation, `addition(...)` for what TensorRT-LLM's bindings did not have.
 
 `check_supported` raises that error; `support_rows` lists all fields for the documentation.
 """
@@ -24,11 +25,12 @@ _refused_members: dict[tuple[type[Enum], str], str] = {}
 
 
 class Support(StrEnum):
-    """What happens to a field that is set."""
+    """What becomes of a field."""
 
     SUPPORTED = "supported"
     ACCEPTED = "no effect"
     REFUSED = "refused"
+    NEVER_SET = "never set"
     ADDITION = "addition"
 
 
@@ -38,7 +40,7 @@ class SupportRow(NamedTuple):
     name: str
     support: Support
     reason: str
-    """Why it is refused or has no effect; empty where it is supported."""
+    """Why that is so; empty where there is nothing to explain."""
 
 
 def refused(default: Any, why: str) -> Any:
@@ -49,6 +51,18 @@ def refused(default: Any, why: str) -> Any:
 def accepted(default: Any, why: str) -> Any:
     """A dataclass field that changes nothing whatever it holds; `why` says why nothing needs to change."""
     return dataclasses.field(default=default, metadata={_SUPPORT: Support.ACCEPTED, _REASON: why})
+
+
+def supported(default: Any, note: str) -> Any:
+    """A dataclass field with something to know about what is supported of it."""
+    return dataclasses.field(default=default, metadata={_SUPPORT: Support.SUPPORTED, _REASON: note})
+
+
+def never_set(default: Any = dataclasses.MISSING, why: str = "", *, default_factory: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field of a result that always holds its default; `why` says why nothing fills it."""
+    return dataclasses.field(
+        default=default, default_factory=default_factory, metadata={_SUPPORT: Support.NEVER_SET, _REASON: why}
+    )
 
 
 def addition(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:

@@ -1,0 +1,62 @@
+"""A recorded run can be replayed: the scheduler decides the same again."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from batch_manager.trace import replay
+from executor import (
+    CapacitySchedulerPolicy,
+    ExternalDraftTokensConfig,
+    KvCacheConfig,
+    LookaheadDecodingConfig,
+    SamplingConfig,
+    SchedulerConfig,
+)
+from tests.executor.driving import OpenExecutor, finish, request
+
+
+def test_a_served_run_is_replayed_without_a_difference(open_executor: OpenExecutor, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    executor = open_executor(
+        trace_path=path,
+        scheduler_config=SchedulerConfig(CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=KvCacheConfig(max_tokens=200),
+        max_num_tokens=24,
+        max_queue_size=40,
+    )
+    source = random.Random(1)
+    ids = []
+    for index in range(30):
+        prompt = [source.randrange(3, 128) for _ in range(source.randint(1, 30))]
+        fields = {}
+        if index % 5 == 0:
+            prompt, fields["lookahead_config"] = [5, 6, 7] * 8, LookaheadDecodingConfig()
+        if index % 5 == 1:
+            fields["external_draft_tokens_config"] = ExternalDraftTokensConfig([9, 9])
+        if index % 5 == 2:
+            fields["allotted_time_ms"] = source.randint(1, 60)
+        if index % 5 == 3:
+            fields |= {"output": {"return_context_logits": True}, "stop_words": [[7, 8], [9]]}
+        if index % 10 == 4:
+            fields["sampling_config"] = SamplingConfig(temperature=1.0, num_return_sequences=2)
+        ids.append(executor.enqueue_request(request(prompt, source.randint(1, 40), **fields)))
+        if index % 6 == 0:
+            executor.cancel_request(ids[source.randrange(len(ids))])
+    for request_id in ids:
+        finish(executor, request_id)
+    executor.shutdown()
+
+    result = replay(path)
+    assert result.is_complete
+    assert result.difference is None, result.difference
+    assert result.num_requests == 33
+    assert result.num_iterations > 30
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_at_the_start(open_executor: OpenExecutor, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        open_executor(trace_path=tmp_path / "missing" / "run.jsonl")
