@@ -53,6 +53,11 @@ class BlockTables:
         return self.pool.num_available
 
     @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that become free when the steps in flight end."""
+        return self.pool.num_fenced
+
+    @property
     def next_iteration(self) -> int:
         """The iteration being planned: what is taken now is taken for it."""
         return self.pool.fences.latest + 1

@@ -62,7 +62,7 @@ def test_a_growing_request_gets_a_block_when_the_last_is_full_and_stores_only_fu
     assert request.block_ids == [0, 1, 2, 3]
     requests.generate(request, [7] * (5 + 10 + 4))
     assert request.block_ids == [0, 1, 2, 3, 4]
-    assert requests.num_found(request.token_ids + [1]) == 4 * 16
+    assert requests.num_found([*request.token_ids, 1]) == 4 * 16
 
 
 def test_found_blocks_are_not_evicted_to_make_room_for_the_rest_of_the_same_request() -> None:
@@ -139,11 +139,11 @@ def test_chunks_of_a_long_prompt_are_found_before_the_request_ends() -> None:
     kv = manager(10)
     requests = Requests(kv)
     request = requests.admit(COMMON + [3] * 7)
-    assert requests.num_found(COMMON + [4]) == 0
+    assert requests.num_found([*COMMON, 4]) == 0
     kv.store(request, 40)
-    assert requests.num_found(COMMON + [4]) == 32
+    assert requests.num_found([*COMMON, 4]) == 32
     kv.store(request, 55)
-    assert requests.num_found(COMMON + [4]) == 48
+    assert requests.num_found([*COMMON, 4]) == 48
 
 
 def test_two_new_requests_name_the_same_missing_block_exactly_when_they_would_compute_the_same() -> None:
@@ -153,14 +153,14 @@ def test_two_new_requests_name_the_same_missing_block_exactly_when_they_would_co
     def key(tokens: list[int], **options: int) -> object:
         return kv.find_reuse(requests.new(tokens, **options)).first_missing_key
 
-    assert key(COMMON + [1]) == key(COMMON + [2]) != key(blocks_of(7, 1, 2))
+    assert key([*COMMON, 1]) == key([*COMMON, 2]) != key(blocks_of(7, 1, 2))
     assert key(COMMON) != key(COMMON, cache_salt=1)
     assert key([1] * 15) is None
     requests.serve(COMMON[:16])
-    assert key(COMMON + [1]) == key(COMMON[:32]) != key(blocks_of(0, 7))
+    assert key([*COMMON, 1]) == key(COMMON[:32]) != key(blocks_of(0, 7))
     requests.serve(COMMON)
     assert key(COMMON) is None
-    assert key(COMMON + [1]) is None
+    assert key([*COMMON, 1]) is None
 
 
 def test_the_last_token_is_always_left_to_compute() -> None:
