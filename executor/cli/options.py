@@ -127,6 +127,7 @@ def executor_config(
     max_queue_size: int | None = None,
     max_queued_tokens: int | None = None,
     iteration_table_max_rows: int = 0,
+    event_buffer_max_size: int = 0,
 ) -> ExecutorConfig:
     """What the options say about running an engine."""
     return ExecutorConfig(
@@ -139,6 +140,7 @@ def executor_config(
             max_tokens=kv_cache_max_tokens,
             free_gpu_memory_fraction=kv_cache_free_gpu_mem_fraction,
             kv_cache_dtype=kv_cache_dtype,
+            event_buffer_max_size=event_buffer_max_size,
         ),
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,

@@ -103,6 +103,9 @@ def serve(
     iteration_table_max_rows: Annotated[
         int, typer.Option("--iteration_table_max_rows", help="Rows kept for Control.IterationTable.", min=0)
     ] = 0,
+    event_buffer_max_size: Annotated[
+        int, typer.Option("--event_buffer_max_size", help="KV cache events kept for Control.KvEvents.", min=0)
+    ] = 0,
     log_level: options.LogLevel = options.LogLevelName.INFO,
     log_json: Annotated[bool, typer.Option("--log_json", help="Log lines as JSON objects.")] = False,
 ) -> None:
@@ -122,6 +125,7 @@ def serve(
         max_queue_size=max_queue_size,
         max_queued_tokens=max_queued_tokens,
         iteration_table_max_rows=iteration_table_max_rows,
+        event_buffer_max_size=event_buffer_max_size,
     )
     with one_line_errors():
         credentials = Credentials.load(

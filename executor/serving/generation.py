@@ -137,6 +137,14 @@ class GenerationService:
                 self.executor.cancel_request(executor_id)
         return True
 
+    def open_outputs(self, request_id: str) -> list[tuple[int, int]] | None:
+        """(output index, executor's id) of a live request's outputs that have not ended; `None`: no such request."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return None
+        ids = stream.accepted.executor_request_ids
+        return [(index, executor_id) for index, executor_id in enumerate(ids) if executor_id in self._outputs]
+
     async def drain(self, seconds: float) -> None:
         """Take no new requests and wait for the live ones; after so many seconds cancel them."""
         self.is_draining = True

@@ -8,15 +8,21 @@ from importlib.metadata import version
 
 import grpc
 
-from batch_manager.plan import Phase
-from executor.api.stats import IterationStats
+from batch_manager import UnknownRequestError
 from executor.serving.generation import GenerationService
+from executor.serving.generation_request import check_request_id
+from executor.serving.grpc_control_messages import (
+    iteration_message,
+    kv_event_message,
+    row_message,
+    wait_reason_message,
+)
 from executor.serving.grpc_messages import SCHEMA_REVISION
+from executor.serving.grpc_status import CallRefusedError
+from executor.serving.kv_event_feed import KvEventFeed
 from executor.serving.progress import ProgressMonitor
 from executor.serving.stats_feed import StatsFeed
 from protos.inflight.v1 import control_pb2 as pb
-
-_PHASES = {Phase.CONTEXT: pb.PHASE_CONTEXT, Phase.GENERATION: pb.PHASE_GENERATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class ControlServicer:
         generation: GenerationService,
         progress: ProgressMonitor,
         stats: StatsFeed,
+        kv_events: KvEventFeed | None,
         *,
         limits: ServedLimits,
         model_name: str,
@@ -43,6 +50,7 @@ class ControlServicer:
         self._executor = generation.executor
         self._progress = progress
         self._stats = stats
+        self._kv_events = kv_events
         self._limits = limits
         self._model_name = model_name
         self._started = time.monotonic()
@@ -87,7 +95,7 @@ class ControlServicer:
         latest = self._stats.latest
         return pb.LoadResponse(
             num_unfinished_requests=self._executor.num_unfinished_requests,
-            latest_iteration=None if latest is None else _iteration_message(latest),
+            latest_iteration=None if latest is None else iteration_message(latest),
         )
 
     async def Health(  # noqa: N802 - the .proto file's name
@@ -110,50 +118,44 @@ class ControlServicer:
     ) -> None:
         with self._stats.subscribe() as subscription:
             async for stats in subscription:
-                await context.write(_iteration_message(stats))
+                await context.write(iteration_message(stats))
 
     async def IterationTable(  # noqa: N802 - the .proto file's name
         self, request: pb.IterationTableRequest, _context: grpc.aio.ServicerContext
     ) -> pb.IterationTableResponse:
         return pb.IterationTableResponse(
             rows=[
-                pb.IterationTableRow(
-                    iteration=row.iteration,
-                    executor_request_id=row.request,
-                    phase=_PHASES[row.phase],
-                    num_computed_tokens=row.num_computed_tokens,
-                    num_tokens_with_spec=row.num_tokens_with_spec,
-                    reused_tokens=row.reused_tokens,
-                    num_scheduled_tokens=row.num_scheduled_tokens,
-                    blocks=row.blocks,
-                )
-                for row in self._executor.iteration_table()
-                if row.iteration >= request.first_iteration
+                row_message(row) for row in self._executor.iteration_table() if row.iteration >= request.first_iteration
             ]
         )
 
+    async def Explain(  # noqa: N802 - the .proto file's name
+        self, request: pb.ExplainRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.ExplainResponse:
+        check_request_id(request.request_id)
+        open_outputs = self._generation.open_outputs(request.request_id)
+        if open_outputs is None:
+            raise CallRefusedError(grpc.StatusCode.NOT_FOUND, f"no live request has the id {request.request_id!r}")
+        response = pb.ExplainResponse()
+        for output_index, executor_id in open_outputs:
+            try:
+                reason = self._executor.explain_request(executor_id)
+            except UnknownRequestError:  # it has just ended
+                continue
+            response.outputs.add(
+                output_index=output_index,
+                executor_request_id=executor_id,
+                wait_reason=None if reason is None else wait_reason_message(reason),
+            )
+        return response
 
-def _iteration_message(stats: IterationStats) -> pb.IterationStatsResponse:
-    message = pb.IterationStatsResponse(
-        iteration=stats.iter,
-        iteration_latency_ms=stats.iter_latency_ms,
-        engine_latency_ms=stats.engine_latency_ms,
-        num_active_requests=stats.num_active_requests,
-        num_queued_requests=stats.num_queued_requests,
-        num_completed_requests=stats.num_completed_requests,
-    )
-    batch = stats.inflight_batching_stats
-    if batch is not None:
-        message.num_scheduled_requests = batch.num_scheduled_requests
-        message.num_context_requests = batch.num_context_requests
-        message.num_generation_requests = batch.num_gen_requests
-        message.num_paused_requests = batch.num_paused_requests
-        message.num_context_tokens = batch.num_ctx_tokens
-    cache = stats.kv_cache_stats
-    if cache is not None:
-        message.max_num_blocks = cache.max_num_blocks
-        message.free_num_blocks = cache.free_num_blocks
-        message.used_num_blocks = cache.used_num_blocks
-        message.reused_blocks = cache.reused_blocks
-        message.missed_blocks = cache.missed_blocks
-    return message
+    async def KvEvents(  # noqa: N802 - the .proto file's name
+        self, _request: pb.KvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        if self._kv_events is None:
+            raise CallRefusedError(
+                grpc.StatusCode.FAILED_PRECONDITION, "KV cache events need --event_buffer_max_size at the start"
+            )
+        with self._kv_events.subscribe() as subscription:
+            async for event in subscription:
+                await context.write(kv_event_message(event))

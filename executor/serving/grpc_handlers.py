@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from executor.api.errors import InvalidRequestError, RequestError
-from executor.serving.grpc_status import abort
+from executor.serving.grpc_status import CallRefusedError, abort
 
 _logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
     """Bind the servicer's methods, named as in the .proto file, to the service.
 
     A method is a coroutine of (request, context): a unary one returns the response, a streaming one writes to the
-    context. Either may raise a `RequestError`, which becomes the call's status.
+    context. Either may raise a `RequestError` or a `CallRefusedError`, which becomes the call's status.
 
     Raises:
         AttributeError: the servicer lacks one of the service's methods.
@@ -56,6 +56,8 @@ def _method_handler(method: MethodDescriptor, handler: Handler) -> grpc.RpcMetho
         except RequestError as error:
             _logger.info("%s ended with %s: %s", method.full_name, error.code, error.message)
             return await abort(context, error)
+        except CallRefusedError as refusal:
+            return await context.abort(refusal.status, refusal.message)
 
     bind = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
     return bind(guarded, request_deserializer=parse, response_serializer=response_type.SerializeToString)

@@ -21,7 +21,11 @@ class InferenceServicer:
     ) -> None:
         """Write the request's events. A client that leaves or passes its deadline cancels this coroutine, and with
         it the request."""
-        with self._generation.start(generation_request(request)) as stream:
+        asked = generation_request(request)
+        for key, value in context.invocation_metadata():
+            if key == "traceparent":
+                asked.trace_parent = value
+        with self._generation.start(asked) as stream:
             async for event in stream:
                 await context.write(response_message(event))
 

@@ -17,6 +17,15 @@ DETAILS_KEY = "grpc-status-details-bin"
 """Trailing metadata key under which gRPC clients look for a google.rpc.Status."""
 
 
+class CallRefusedError(Exception):
+    """A call ends with a status that no error of a request stands for."""
+
+    def __init__(self, status: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
 async def abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:
     """End a call with the error's status. Never returns: raises what grpc.aio raises for an aborted call."""
     status = _STATUS[error.code]

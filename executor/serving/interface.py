@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from batch_manager import WaitReason
 from batch_manager.iteration_table import IterationRow
+from executor.api.kv_cache import KVCacheEventManager
 from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats
@@ -34,6 +36,14 @@ class ServedExecutor(Protocol):
 
     def cancel_request(self, request_id: int, /) -> None:
         """Idempotent, from any thread; exactly one final response follows unless the request had ended."""
+        ...
+
+    def explain_request(self, request_id: int, /) -> WaitReason | None:
+        """Why a request waits; `None`: it advanced. Raises `batch_manager.UnknownRequestError` when it has ended."""
+        ...
+
+    def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
+        """Where KV cache events come from; `None`: they are not recorded."""
         ...
 
     def get_latest_iteration_stats(self) -> Sequence[IterationStats]:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -91,7 +91,7 @@ class Metrics:
         if record.seconds_per_output_token is not None:
             self._per_token.observe(record.seconds_per_output_token)
 
-    def on_iterations(self, iterations: list[IterationStats]) -> None:
+    def on_iterations(self, iterations: Sequence[IterationStats]) -> None:
         self._iterations.inc(len(iterations))
         for stats in iterations:
             self._iteration_latency.observe(stats.iter_latency_ms / 1000)

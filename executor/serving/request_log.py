@@ -30,6 +30,7 @@ class RequestLog:
             "request_id": record.request_id,
             "outcome": record.outcome,
             "tenant": record.tenant,
+            "trace_parent": record.trace_parent,
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
             "reused_tokens": record.reused_tokens,

@@ -14,6 +14,7 @@ from executor.serving.grpc_control import ControlServicer, ServedLimits
 from executor.serving.grpc_inference import InferenceServicer
 from executor.serving.grpc_server import GrpcConfig, GrpcServer
 from executor.serving.interface import ServedExecutor
+from executor.serving.kv_event_feed import KvEventFeed
 from executor.serving.progress import ProgressMonitor
 from executor.serving.request_log import RequestLog
 from executor.serving.request_record import RequestObserver
@@ -68,8 +69,15 @@ class Server:
             slow_reader_seconds=config.slow_reader_seconds,
             observers=observers,
         )
+        events = executor.get_kv_cache_event_manager()
+        self._kv_events = None if events is None else KvEventFeed(events)
         control = ControlServicer(
-            self.generation, self.progress, self.stats, limits=config.limits, model_name=config.model_name
+            self.generation,
+            self.progress,
+            self.stats,
+            self._kv_events,
+            limits=config.limits,
+            model_name=config.model_name,
         )
         self._grpc = GrpcServer(config.grpc, InferenceServicer(self.generation), control, self.progress)
         self._http: HttpServer | None = None
@@ -104,6 +112,8 @@ class Server:
             await self._http.stop()
         self.generation.close()
         self.stats.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
 
 async def serve_until_signal(server: Server, on_ready: Callable[[Ports], None]) -> None:

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from batch_manager import UnknownRequestError, WaitCode, WaitReason
 from batch_manager.iteration_table import IterationRow
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor.api.errors import EngineStepError, InvalidRequestError, QueueFullError, RequestError
+from executor.api.kv_cache import KVCacheEvent, KVCacheEventManager
 from executor.api.request import Request
 from executor.api.response import Response, Result, Usage
 from executor.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
@@ -66,6 +68,8 @@ class FakeExecutor:
         self.requests: list[Request] = []
         """All that were ever queued, oldest first."""
         self.cancelled: list[int] = []
+        self.kv_events: list[KVCacheEvent] | None = None
+        """What the next reader gets; `None`: events are not recorded."""
         self.cpu_seconds = 0.0
         """What the loop's thread has used."""
         self.last_progress = time.monotonic()
@@ -108,6 +112,18 @@ class FakeExecutor:
             self.cancelled.append(request_id)
         if live is not None:
             live.listener([self._response(live, [], FinishReason.CANCELLED)])
+
+    def explain_request(self, request_id: int) -> WaitReason | None:
+        if request_id not in self._live:
+            raise UnknownRequestError(f"request {request_id} is not live")
+        return WaitReason(WaitCode.BATCH_SIZE, 1, 0, (7, 8), 9) if self._held else None
+
+    def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
+        return None if self.kv_events is None else KVCacheEventManager(self._take_kv_events)
+
+    def _take_kv_events(self, _seconds: float | None) -> list[KVCacheEvent]:
+        taken, self.kv_events = list(self.kv_events or ()), []
+        return taken
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         with self._changed:

@@ -9,7 +9,20 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from batch_manager import WaitCode, WaitReason
+from executor.api.kv_cache import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventDiffInt,
+    KVCacheOverflowData,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+    UniqueToken,
+)
 from executor.api.request import Request
+from executor.serving.grpc_control_messages import wait_reason_message
 from executor.serving.grpc_messages import SCHEMA_REVISION
 from executor.serving.progress import ProgressMonitor
 from protos.inflight.v1 import control_pb2 as pb
@@ -69,6 +82,73 @@ async def test_iteration_stats_stream_to_every_subscriber() -> None:
         load = await server.control.Load(pb.LoadRequest())
         assert load.num_unfinished_requests == 0
         assert load.latest_iteration.iteration == 20
+
+
+async def test_explain_tells_what_each_open_output_waits_for() -> None:
+    executor = FakeExecutor()
+    executor.hold()
+    async with running_server(executor) as server:
+        call = asyncio.ensure_future(server.generate(text="x", max_tokens=2, request_id="mine", num_return_sequences=2))
+        while executor.num_unfinished_requests < 2:
+            await asyncio.sleep(0.005)
+        answer = await server.control.Explain(pb.ExplainRequest(request_id="mine"))
+        assert [(output.output_index, output.executor_request_id) for output in answer.outputs] == [(0, 1), (1, 2)]
+        reason = answer.outputs[0].wait_reason
+        assert (reason.code, reason.needed, reason.available) == (pb.WAIT_CODE_BATCH_SIZE, 1, 0)
+        assert (list(reason.holders), reason.behind) == ([7, 8], 9)
+        executor.release()
+        await call
+        for request_id, status in (("mine", grpc.StatusCode.NOT_FOUND), ("", grpc.StatusCode.INVALID_ARGUMENT)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await server.control.Explain(pb.ExplainRequest(request_id=request_id))
+            assert caught.value.code() == status
+
+
+def test_every_wait_code_has_its_number() -> None:
+    for code in WaitCode:
+        message = wait_reason_message(WaitReason(code, 3, 2))
+        assert pb.WaitCode.Name(message.code) == f"WAIT_CODE_{code.name}"
+        assert not message.HasField("behind")
+
+
+KV_EVENTS = [
+    KVCacheEvent(0, KVCacheCreatedData([64, 8]), 256),
+    KVCacheEvent(
+        1, KVCacheStoredData(None, [KVCacheStoredBlockData(2**63, [UniqueToken(5), UniqueToken(6)], 3, 0, 35, [])]), 256
+    ),
+    KVCacheEvent(2, KVCacheStoredData(2**63, []), 256),
+    KVCacheEvent(3, KVCacheUpdatedData(2**63, KVCacheEventDiffInt(0, 1)), 256),
+    KVCacheEvent(4, KVCacheRemovedData([2**63]), 256),
+    KVCacheEvent(9, KVCacheOverflowData(5), 256),
+]
+
+
+async def test_the_first_listener_of_kv_events_gets_those_from_the_start() -> None:
+    executor = FakeExecutor()
+    executor.kv_events = list(KV_EVENTS)
+    async with running_server(executor) as server:
+        call = server.control.KvEvents(pb.KvEventsRequest())
+        events = [await asyncio.wait_for(call.read(), 5) for _ in KV_EVENTS]
+        call.cancel()
+    kinds = ["created", "stored", "stored", "updated", "removed", "overflow"]
+    assert [event.WhichOneof("event") for event in events] == kinds
+    assert [event.event_id for event in events] == [0, 1, 2, 3, 4, 9]
+    assert list(events[0].created.num_blocks_per_cache_level) == [64, 8]
+    assert not events[1].stored.HasField("parent_hash")
+    assert events[1].stored.blocks[0].block_hash == 2**63
+    assert list(events[1].stored.blocks[0].token_ids) == [5, 6]
+    assert events[2].stored.parent_hash == 2**63
+    assert events[3].updated.cache_level.new_value == 1
+    assert not events[3].updated.HasField("priority")
+    assert events[5].overflow.num_lost_events == 5
+
+
+async def test_without_an_event_buffer_kv_events_are_a_failed_precondition() -> None:
+    async with running_server() as server:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.control.KvEvents(pb.KvEventsRequest()).read()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "--event_buffer_max_size" in caught.value.details()
 
 
 async def test_a_stuck_engine_with_work_is_not_serving_until_it_moves_again() -> None:

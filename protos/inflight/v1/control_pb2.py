@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inflight/v1/control.proto\x12\x0binflight.v1\"\x13\n\x11ServerInfoRequest\"\xd0\x01\n\x12ServerInfoResponse\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nengine_dir\x18\x03 \x01(\t\x12\x16\n\x0euptime_seconds\x18\x04 \x01(\x01\x12\x16\n\x0emax_batch_size\x18\x05 \x01(\r\x12\x16\n\x0emax_num_tokens\x18\x06 \x01(\r\x12\x18\n\x10tokens_per_block\x18\x07 \x01(\r\x12\x1a\n\x12kv_bytes_per_block\x18\x08 \x01(\x04\"\x12\n\x10ModelInfoRequest\"\xe1\x01\n\x11ModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x11\n\thead_size\x18\x05 \x01(\r\x12\x15\n\rmax_input_len\x18\x06 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x07 \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x08 \x03(\r\x12\x15\n\rhas_tokenizer\x18\t \x01(\x08\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\"\r\n\x0bLoadRequest\"\x88\x01\n\x0cLoadResponse\x12\x1f\n\x17num_unfinished_requests\x18\x01 \x01(\r\x12\x42\n\x10latest_iteration\x18\x02 \x01(\x0b\x32#.inflight.v1.IterationStatsResponseH\x00\x88\x01\x01\x42\x13\n\x11_latest_iteration\"\x0f\n\rHealthRequest\"z\n\x0eHealthResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.inflight.v1.HealthState\x12\x1e\n\x16seconds_since_progress\x18\x02 \x01(\x01\x12\x1f\n\x17num_unfinished_requests\x18\x03 \x01(\r\"\x17\n\x15IterationStatsRequest\"\xce\x03\n\x16IterationStatsResponse\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x1c\n\x14iteration_latency_ms\x18\x02 \x01(\x01\x12\x19\n\x11\x65ngine_latency_ms\x18\x03 \x01(\x01\x12\x1b\n\x13num_active_requests\x18\x04 \x01(\r\x12\x1b\n\x13num_queued_requests\x18\x05 \x01(\r\x12\x1e\n\x16num_completed_requests\x18\x06 \x01(\r\x12\x1e\n\x16num_scheduled_requests\x18\x07 \x01(\r\x12\x1c\n\x14num_context_requests\x18\x08 \x01(\r\x12\x1f\n\x17num_generation_requests\x18\t \x01(\r\x12\x1b\n\x13num_paused_requests\x18\n \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x0b \x01(\r\x12\x16\n\x0emax_num_blocks\x18\x0c \x01(\r\x12\x17\n\x0f\x66ree_num_blocks\x18\r \x01(\r\x12\x17\n\x0fused_num_blocks\x18\x0e \x01(\r\x12\x15\n\rreused_blocks\x18\x0f \x01(\x04\x12\x15\n\rmissed_blocks\x18\x10 \x01(\x04\"0\n\x15IterationTableRequest\x12\x17\n\x0f\x66irst_iteration\x18\x01 \x01(\x04\"F\n\x16IterationTableResponse\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.inflight.v1.IterationTableRow\"\xe6\x01\n\x11IterationTableRow\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x1b\n\x13\x65xecutor_request_id\x18\x02 \x01(\x04\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.inflight.v1.Phase\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x1c\n\x14num_tokens_with_spec\x18\x05 \x01(\r\x12\x15\n\rreused_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x62locks\x18\x08 \x01(\r*z\n\x0bHealthState\x12\x1c\n\x18HEALTH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14HEALTH_STATE_SERVING\x10\x01\x12\x18\n\x14HEALTH_STATE_STALLED\x10\x02\x12\x19\n\x15HEALTH_STATE_DRAINING\x10\x03*G\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_CONTEXT\x10\x01\x12\x14\n\x10PHASE_GENERATION\x10\x02\x32\xdc\x03\n\x07\x43ontrol\x12M\n\nServerInfo\x12\x1e.inflight.v1.ServerInfoRequest\x1a\x1f.inflight.v1.ServerInfoResponse\x12J\n\tModelInfo\x12\x1d.inflight.v1.ModelInfoRequest\x1a\x1e.inflight.v1.ModelInfoResponse\x12;\n\x04Load\x12\x18.inflight.v1.LoadRequest\x1a\x19.inflight.v1.LoadResponse\x12\x41\n\x06Health\x12\x1a.inflight.v1.HealthRequest\x1a\x1b.inflight.v1.HealthResponse\x12[\n\x0eIterationStats\x12\".inflight.v1.IterationStatsRequest\x1a#.inflight.v1.IterationStatsResponse0\x01\x12Y\n\x0eIterationTable\x12\".inflight.v1.IterationTableRequest\x1a#.inflight.v1.IterationTableResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inflight/v1/control.proto\x12\x0binflight.v1\"\x13\n\x11ServerInfoRequest\"\xd0\x01\n\x12ServerInfoResponse\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nengine_dir\x18\x03 \x01(\t\x12\x16\n\x0euptime_seconds\x18\x04 \x01(\x01\x12\x16\n\x0emax_batch_size\x18\x05 \x01(\r\x12\x16\n\x0emax_num_tokens\x18\x06 \x01(\r\x12\x18\n\x10tokens_per_block\x18\x07 \x01(\r\x12\x1a\n\x12kv_bytes_per_block\x18\x08 \x01(\x04\"\x12\n\x10ModelInfoRequest\"\xe1\x01\n\x11ModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x11\n\thead_size\x18\x05 \x01(\r\x12\x15\n\rmax_input_len\x18\x06 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\x07 \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x08 \x03(\r\x12\x15\n\rhas_tokenizer\x18\t \x01(\x08\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\"\r\n\x0bLoadRequest\"\x88\x01\n\x0cLoadResponse\x12\x1f\n\x17num_unfinished_requests\x18\x01 \x01(\r\x12\x42\n\x10latest_iteration\x18\x02 \x01(\x0b\x32#.inflight.v1.IterationStatsResponseH\x00\x88\x01\x01\x42\x13\n\x11_latest_iteration\"\x0f\n\rHealthRequest\"z\n\x0eHealthResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.inflight.v1.HealthState\x12\x1e\n\x16seconds_since_progress\x18\x02 \x01(\x01\x12\x1f\n\x17num_unfinished_requests\x18\x03 \x01(\r\"\x17\n\x15IterationStatsRequest\"\xce\x03\n\x16IterationStatsResponse\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x1c\n\x14iteration_latency_ms\x18\x02 \x01(\x01\x12\x19\n\x11\x65ngine_latency_ms\x18\x03 \x01(\x01\x12\x1b\n\x13num_active_requests\x18\x04 \x01(\r\x12\x1b\n\x13num_queued_requests\x18\x05 \x01(\r\x12\x1e\n\x16num_completed_requests\x18\x06 \x01(\r\x12\x1e\n\x16num_scheduled_requests\x18\x07 \x01(\r\x12\x1c\n\x14num_context_requests\x18\x08 \x01(\r\x12\x1f\n\x17num_generation_requests\x18\t \x01(\r\x12\x1b\n\x13num_paused_requests\x18\n \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x0b \x01(\r\x12\x16\n\x0emax_num_blocks\x18\x0c \x01(\r\x12\x17\n\x0f\x66ree_num_blocks\x18\r \x01(\r\x12\x17\n\x0fused_num_blocks\x18\x0e \x01(\r\x12\x15\n\rreused_blocks\x18\x0f \x01(\x04\x12\x15\n\rmissed_blocks\x18\x10 \x01(\x04\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"B\n\x0f\x45xplainResponse\x12/\n\x07outputs\x18\x01 \x03(\x0b\x32\x1e.inflight.v1.OutputExplanation\"\x89\x01\n\x11OutputExplanation\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x1b\n\x13\x65xecutor_request_id\x18\x02 \x01(\x04\x12\x31\n\x0bwait_reason\x18\x03 \x01(\x0b\x32\x17.inflight.v1.WaitReasonH\x00\x88\x01\x01\x42\x0e\n\x0c_wait_reason\"\x85\x01\n\nWaitReason\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.inflight.v1.WaitCode\x12\x0e\n\x06needed\x18\x02 \x01(\x03\x12\x11\n\tavailable\x18\x03 \x01(\x03\x12\x0f\n\x07holders\x18\x04 \x03(\x04\x12\x13\n\x06\x62\x65hind\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_behind\"\x11\n\x0fKvEventsRequest\"\xb5\x02\n\x10KvEventsResponse\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12\x13\n\x0bwindow_size\x18\x02 \x01(\r\x12.\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1b.inflight.v1.KvCacheCreatedH\x00\x12-\n\x06stored\x18\x04 \x01(\x0b\x32\x1b.inflight.v1.KvBlocksStoredH\x00\x12/\n\x07removed\x18\x05 \x01(\x0b\x32\x1c.inflight.v1.KvBlocksRemovedH\x00\x12.\n\x07updated\x18\x06 \x01(\x0b\x32\x1b.inflight.v1.KvBlockUpdatedH\x00\x12\x31\n\x08overflow\x18\x07 \x01(\x0b\x32\x1d.inflight.v1.KvEventsOverflowH\x00\x42\x07\n\x05\x65vent\"4\n\x0eKvCacheCreated\x12\"\n\x1anum_blocks_per_cache_level\x18\x01 \x03(\x04\"f\n\x0eKvBlocksStored\x12\x18\n\x0bparent_hash\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12*\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1a.inflight.v1.KvStoredBlockB\x0e\n\x0c_parent_hash\"\x7f\n\rKvStoredBlock\x12\x12\n\nblock_hash\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x07lora_id\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_level\x18\x04 \x01(\r\x12\x10\n\x08priority\x18\x05 \x01(\rB\n\n\x08_lora_id\"\'\n\x0fKvBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x04\"\xa0\x01\n\x0eKvBlockUpdated\x12\x12\n\nblock_hash\x18\x01 \x01(\x04\x12/\n\x0b\x63\x61\x63he_level\x18\x02 \x01(\x0b\x32\x15.inflight.v1.KvChangeH\x00\x88\x01\x01\x12,\n\x08priority\x18\x03 \x01(\x0b\x32\x15.inflight.v1.KvChangeH\x01\x88\x01\x01\x42\x0e\n\x0c_cache_levelB\x0b\n\t_priority\"0\n\x08KvChange\x12\x11\n\told_value\x18\x01 \x01(\x03\x12\x11\n\tnew_value\x18\x02 \x01(\x03\"+\n\x10KvEventsOverflow\x12\x17\n\x0fnum_lost_events\x18\x01 \x01(\x04\"0\n\x15IterationTableRequest\x12\x17\n\x0f\x66irst_iteration\x18\x01 \x01(\x04\"F\n\x16IterationTableResponse\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.inflight.v1.IterationTableRow\"\xe6\x01\n\x11IterationTableRow\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x1b\n\x13\x65xecutor_request_id\x18\x02 \x01(\x04\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.inflight.v1.Phase\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x1c\n\x14num_tokens_with_spec\x18\x05 \x01(\r\x12\x15\n\rreused_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x62locks\x18\x08 \x01(\r*z\n\x0bHealthState\x12\x1c\n\x18HEALTH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14HEALTH_STATE_SERVING\x10\x01\x12\x18\n\x14HEALTH_STATE_STALLED\x10\x02\x12\x19\n\x15HEALTH_STATE_DRAINING\x10\x03*\xe0\x03\n\x08WaitCode\x12\x19\n\x15WAIT_CODE_UNSPECIFIED\x10\x00\x12\x1c\n\x18WAIT_CODE_NEXT_ITERATION\x10\x01\x12\x1c\n\x18WAIT_CODE_KV_RESERVATION\x10\x02\x12\x19\n\x15WAIT_CODE_KV_CAPACITY\x10\x03\x12\x1c\n\x18WAIT_CODE_PAUSE_HEADROOM\x10\x04\x12\x1a\n\x16WAIT_CODE_TOKEN_BUDGET\x10\x05\x12\x18\n\x14WAIT_CODE_BATCH_SIZE\x10\x06\x12\x18\n\x14WAIT_CODE_BEAM_WIDTH\x10\x07\x12\x1a\n\x16WAIT_CODE_STATIC_BATCH\x10\x08\x12\x1d\n\x19WAIT_CODE_PREFIX_DEFERRED\x10\t\x12\x1b\n\x17WAIT_CODE_ADAPTER_PAGES\x10\n\x12\x18\n\x14WAIT_CODE_FAIR_SHARE\x10\x0b\x12\x18\n\x14WAIT_CODE_KV_LOADING\x10\x0c\x12\x17\n\x13WAIT_CODE_REMOTE_KV\x10\r\x12\x15\n\x11WAIT_CODE_GRAMMAR\x10\x0e\x12 \n\x1cWAIT_CODE_PAUSED_BY_OPERATOR\x10\x0f\x12\x16\n\x12WAIT_CODE_DRAINING\x10\x10*G\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_CONTEXT\x10\x01\x12\x14\n\x10PHASE_GENERATION\x10\x02\x32\xed\x04\n\x07\x43ontrol\x12M\n\nServerInfo\x12\x1e.inflight.v1.ServerInfoRequest\x1a\x1f.inflight.v1.ServerInfoResponse\x12J\n\tModelInfo\x12\x1d.inflight.v1.ModelInfoRequest\x1a\x1e.inflight.v1.ModelInfoResponse\x12;\n\x04Load\x12\x18.inflight.v1.LoadRequest\x1a\x19.inflight.v1.LoadResponse\x12\x41\n\x06Health\x12\x1a.inflight.v1.HealthRequest\x1a\x1b.inflight.v1.HealthResponse\x12[\n\x0eIterationStats\x12\".inflight.v1.IterationStatsRequest\x1a#.inflight.v1.IterationStatsResponse0\x01\x12\x44\n\x07\x45xplain\x12\x1b.inflight.v1.ExplainRequest\x1a\x1c.inflight.v1.ExplainResponse\x12I\n\x08KvEvents\x12\x1c.inflight.v1.KvEventsRequest\x1a\x1d.inflight.v1.KvEventsResponse0\x01\x12Y\n\x0eIterationTable\x12\".inflight.v1.IterationTableRequest\x1a#.inflight.v1.IterationTableResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inflight.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEALTHSTATE']._serialized_start=1662
-  _globals['_HEALTHSTATE']._serialized_end=1784
-  _globals['_PHASE']._serialized_start=1786
-  _globals['_PHASE']._serialized_end=1857
+  _globals['_HEALTHSTATE']._serialized_start=2961
+  _globals['_HEALTHSTATE']._serialized_end=3083
+  _globals['_WAITCODE']._serialized_start=3086
+  _globals['_WAITCODE']._serialized_end=3566
+  _globals['_PHASE']._serialized_start=3568
+  _globals['_PHASE']._serialized_end=3639
   _globals['_SERVERINFOREQUEST']._serialized_start=42
   _globals['_SERVERINFOREQUEST']._serialized_end=61
   _globals['_SERVERINFORESPONSE']._serialized_start=64
@@ -55,12 +57,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ITERATIONSTATSREQUEST']._serialized_end=840
   _globals['_ITERATIONSTATSRESPONSE']._serialized_start=843
   _globals['_ITERATIONSTATSRESPONSE']._serialized_end=1305
-  _globals['_ITERATIONTABLEREQUEST']._serialized_start=1307
-  _globals['_ITERATIONTABLEREQUEST']._serialized_end=1355
-  _globals['_ITERATIONTABLERESPONSE']._serialized_start=1357
-  _globals['_ITERATIONTABLERESPONSE']._serialized_end=1427
-  _globals['_ITERATIONTABLEROW']._serialized_start=1430
-  _globals['_ITERATIONTABLEROW']._serialized_end=1660
-  _globals['_CONTROL']._serialized_start=1860
-  _globals['_CONTROL']._serialized_end=2336
+  _globals['_EXPLAINREQUEST']._serialized_start=1307
+  _globals['_EXPLAINREQUEST']._serialized_end=1343
+  _globals['_EXPLAINRESPONSE']._serialized_start=1345
+  _globals['_EXPLAINRESPONSE']._serialized_end=1411
+  _globals['_OUTPUTEXPLANATION']._serialized_start=1414
+  _globals['_OUTPUTEXPLANATION']._serialized_end=1551
+  _globals['_WAITREASON']._serialized_start=1554
+  _globals['_WAITREASON']._serialized_end=1687
+  _globals['_KVEVENTSREQUEST']._serialized_start=1689
+  _globals['_KVEVENTSREQUEST']._serialized_end=1706
+  _globals['_KVEVENTSRESPONSE']._serialized_start=1709
+  _globals['_KVEVENTSRESPONSE']._serialized_end=2018
+  _globals['_KVCACHECREATED']._serialized_start=2020
+  _globals['_KVCACHECREATED']._serialized_end=2072
+  _globals['_KVBLOCKSSTORED']._serialized_start=2074
+  _globals['_KVBLOCKSSTORED']._serialized_end=2176
+  _globals['_KVSTOREDBLOCK']._serialized_start=2178
+  _globals['_KVSTOREDBLOCK']._serialized_end=2305
+  _globals['_KVBLOCKSREMOVED']._serialized_start=2307
+  _globals['_KVBLOCKSREMOVED']._serialized_end=2346
+  _globals['_KVBLOCKUPDATED']._serialized_start=2349
+  _globals['_KVBLOCKUPDATED']._serialized_end=2509
+  _globals['_KVCHANGE']._serialized_start=2511
+  _globals['_KVCHANGE']._serialized_end=2559
+  _globals['_KVEVENTSOVERFLOW']._serialized_start=2561
+  _globals['_KVEVENTSOVERFLOW']._serialized_end=2604
+  _globals['_ITERATIONTABLEREQUEST']._serialized_start=2606
+  _globals['_ITERATIONTABLEREQUEST']._serialized_end=2654
+  _globals['_ITERATIONTABLERESPONSE']._serialized_start=2656
+  _globals['_ITERATIONTABLERESPONSE']._serialized_end=2726
+  _globals['_ITERATIONTABLEROW']._serialized_start=2729
+  _globals['_ITERATIONTABLEROW']._serialized_end=2959
+  _globals['_CONTROL']._serialized_start=3642
+  _globals['_CONTROL']._serialized_end=4263
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,26 @@ class HealthState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HEALTH_STATE_STALLED: _ClassVar[HealthState]
     HEALTH_STATE_DRAINING: _ClassVar[HealthState]
 
+class WaitCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_CODE_UNSPECIFIED: _ClassVar[WaitCode]
+    WAIT_CODE_NEXT_ITERATION: _ClassVar[WaitCode]
+    WAIT_CODE_KV_RESERVATION: _ClassVar[WaitCode]
+    WAIT_CODE_KV_CAPACITY: _ClassVar[WaitCode]
+    WAIT_CODE_PAUSE_HEADROOM: _ClassVar[WaitCode]
+    WAIT_CODE_TOKEN_BUDGET: _ClassVar[WaitCode]
+    WAIT_CODE_BATCH_SIZE: _ClassVar[WaitCode]
+    WAIT_CODE_BEAM_WIDTH: _ClassVar[WaitCode]
+    WAIT_CODE_STATIC_BATCH: _ClassVar[WaitCode]
+    WAIT_CODE_PREFIX_DEFERRED: _ClassVar[WaitCode]
+    WAIT_CODE_ADAPTER_PAGES: _ClassVar[WaitCode]
+    WAIT_CODE_FAIR_SHARE: _ClassVar[WaitCode]
+    WAIT_CODE_KV_LOADING: _ClassVar[WaitCode]
+    WAIT_CODE_REMOTE_KV: _ClassVar[WaitCode]
+    WAIT_CODE_GRAMMAR: _ClassVar[WaitCode]
+    WAIT_CODE_PAUSED_BY_OPERATOR: _ClassVar[WaitCode]
+    WAIT_CODE_DRAINING: _ClassVar[WaitCode]
+
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
@@ -23,6 +43,23 @@ HEALTH_STATE_UNSPECIFIED: HealthState
 HEALTH_STATE_SERVING: HealthState
 HEALTH_STATE_STALLED: HealthState
 HEALTH_STATE_DRAINING: HealthState
+WAIT_CODE_UNSPECIFIED: WaitCode
+WAIT_CODE_NEXT_ITERATION: WaitCode
+WAIT_CODE_KV_RESERVATION: WaitCode
+WAIT_CODE_KV_CAPACITY: WaitCode
+WAIT_CODE_PAUSE_HEADROOM: WaitCode
+WAIT_CODE_TOKEN_BUDGET: WaitCode
+WAIT_CODE_BATCH_SIZE: WaitCode
+WAIT_CODE_BEAM_WIDTH: WaitCode
+WAIT_CODE_STATIC_BATCH: WaitCode
+WAIT_CODE_PREFIX_DEFERRED: WaitCode
+WAIT_CODE_ADAPTER_PAGES: WaitCode
+WAIT_CODE_FAIR_SHARE: WaitCode
+WAIT_CODE_KV_LOADING: WaitCode
+WAIT_CODE_REMOTE_KV: WaitCode
+WAIT_CODE_GRAMMAR: WaitCode
+WAIT_CODE_PAUSED_BY_OPERATOR: WaitCode
+WAIT_CODE_DRAINING: WaitCode
 PHASE_UNSPECIFIED: Phase
 PHASE_CONTEXT: Phase
 PHASE_GENERATION: Phase
@@ -144,6 +181,122 @@ class IterationStatsResponse(_message.Message):
     reused_blocks: int
     missed_blocks: int
     def __init__(self, iteration: _Optional[int] = ..., iteration_latency_ms: _Optional[float] = ..., engine_latency_ms: _Optional[float] = ..., num_active_requests: _Optional[int] = ..., num_queued_requests: _Optional[int] = ..., num_completed_requests: _Optional[int] = ..., num_scheduled_requests: _Optional[int] = ..., num_context_requests: _Optional[int] = ..., num_generation_requests: _Optional[int] = ..., num_paused_requests: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., max_num_blocks: _Optional[int] = ..., free_num_blocks: _Optional[int] = ..., used_num_blocks: _Optional[int] = ..., reused_blocks: _Optional[int] = ..., missed_blocks: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("outputs",)
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[OutputExplanation]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[OutputExplanation, _Mapping]]] = ...) -> None: ...
+
+class OutputExplanation(_message.Message):
+    __slots__ = ("output_index", "executor_request_id", "wait_reason")
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_REASON_FIELD_NUMBER: _ClassVar[int]
+    output_index: int
+    executor_request_id: int
+    wait_reason: WaitReason
+    def __init__(self, output_index: _Optional[int] = ..., executor_request_id: _Optional[int] = ..., wait_reason: _Optional[_Union[WaitReason, _Mapping]] = ...) -> None: ...
+
+class WaitReason(_message.Message):
+    __slots__ = ("code", "needed", "available", "holders", "behind")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    code: WaitCode
+    needed: int
+    available: int
+    holders: _containers.RepeatedScalarFieldContainer[int]
+    behind: int
+    def __init__(self, code: _Optional[_Union[WaitCode, str]] = ..., needed: _Optional[int] = ..., available: _Optional[int] = ..., holders: _Optional[_Iterable[int]] = ..., behind: _Optional[int] = ...) -> None: ...
+
+class KvEventsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvEventsResponse(_message.Message):
+    __slots__ = ("event_id", "window_size", "created", "stored", "removed", "updated", "overflow")
+    EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    event_id: int
+    window_size: int
+    created: KvCacheCreated
+    stored: KvBlocksStored
+    removed: KvBlocksRemoved
+    updated: KvBlockUpdated
+    overflow: KvEventsOverflow
+    def __init__(self, event_id: _Optional[int] = ..., window_size: _Optional[int] = ..., created: _Optional[_Union[KvCacheCreated, _Mapping]] = ..., stored: _Optional[_Union[KvBlocksStored, _Mapping]] = ..., removed: _Optional[_Union[KvBlocksRemoved, _Mapping]] = ..., updated: _Optional[_Union[KvBlockUpdated, _Mapping]] = ..., overflow: _Optional[_Union[KvEventsOverflow, _Mapping]] = ...) -> None: ...
+
+class KvCacheCreated(_message.Message):
+    __slots__ = ("num_blocks_per_cache_level",)
+    NUM_BLOCKS_PER_CACHE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    num_blocks_per_cache_level: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_blocks_per_cache_level: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KvBlocksStored(_message.Message):
+    __slots__ = ("parent_hash", "blocks")
+    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    parent_hash: int
+    blocks: _containers.RepeatedCompositeFieldContainer[KvStoredBlock]
+    def __init__(self, parent_hash: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[KvStoredBlock, _Mapping]]] = ...) -> None: ...
+
+class KvStoredBlock(_message.Message):
+    __slots__ = ("block_hash", "token_ids", "lora_id", "cache_level", "priority")
+    BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LORA_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    block_hash: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    lora_id: int
+    cache_level: int
+    priority: int
+    def __init__(self, block_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., lora_id: _Optional[int] = ..., cache_level: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class KvBlocksRemoved(_message.Message):
+    __slots__ = ("block_hashes",)
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, block_hashes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KvBlockUpdated(_message.Message):
+    __slots__ = ("block_hash", "cache_level", "priority")
+    BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    CACHE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    block_hash: int
+    cache_level: KvChange
+    priority: KvChange
+    def __init__(self, block_hash: _Optional[int] = ..., cache_level: _Optional[_Union[KvChange, _Mapping]] = ..., priority: _Optional[_Union[KvChange, _Mapping]] = ...) -> None: ...
+
+class KvChange(_message.Message):
+    __slots__ = ("old_value", "new_value")
+    OLD_VALUE_FIELD_NUMBER: _ClassVar[int]
+    NEW_VALUE_FIELD_NUMBER: _ClassVar[int]
+    old_value: int
+    new_value: int
+    def __init__(self, old_value: _Optional[int] = ..., new_value: _Optional[int] = ...) -> None: ...
+
+class KvEventsOverflow(_message.Message):
+    __slots__ = ("num_lost_events",)
+    NUM_LOST_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    num_lost_events: int
+    def __init__(self, num_lost_events: _Optional[int] = ...) -> None: ...
 
 class IterationTableRequest(_message.Message):
     __slots__ = ("first_iteration",)

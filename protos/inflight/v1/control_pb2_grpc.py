@@ -60,6 +60,16 @@ class ControlStub(object):
                 request_serializer=inflight_dot_v1_dot_control__pb2.IterationStatsRequest.SerializeToString,
                 response_deserializer=inflight_dot_v1_dot_control__pb2.IterationStatsResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/inflight.v1.Control/Explain',
+                request_serializer=inflight_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.KvEvents = channel.unary_stream(
+                '/inflight.v1.Control/KvEvents',
+                request_serializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.KvEventsResponse.FromString,
+                _registered_method=True)
         self.IterationTable = channel.unary_unary(
                 '/inflight.v1.Control/IterationTable',
                 request_serializer=inflight_dot_v1_dot_control__pb2.IterationTableRequest.SerializeToString,
@@ -107,6 +117,22 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What a live request waits for, with the numbers. NOT_FOUND when no live request has the id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvEvents(self, request, context):
+        """What happens to KV cache blocks, as it happens, until the call is cancelled: what a router that looks for cached
+        prefixes follows. Events are buffered while nobody listens, so that the first listener gets those from the start,
+        as far as the buffer reaches. FAILED_PRECONDITION unless the server was started with --event_buffer_max_size.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def IterationTable(self, request, context):
         """The recorded iteration table: a row for each request in each iteration, oldest first.
         Empty unless the server was started with --iteration_table_max_rows.
@@ -142,6 +168,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.IterationStats,
                     request_deserializer=inflight_dot_v1_dot_control__pb2.IterationStatsRequest.FromString,
                     response_serializer=inflight_dot_v1_dot_control__pb2.IterationStatsResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.ExplainRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.ExplainResponse.SerializeToString,
+            ),
+            'KvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.KvEvents,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.KvEventsResponse.SerializeToString,
             ),
             'IterationTable': grpc.unary_unary_rpc_method_handler(
                     servicer.IterationTable,
@@ -285,6 +321,60 @@ class Control(object):
             '/inflight.v1.Control/IterationStats',
             inflight_dot_v1_dot_control__pb2.IterationStatsRequest.SerializeToString,
             inflight_dot_v1_dot_control__pb2.IterationStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/Explain',
+            inflight_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/inflight.v1.Control/KvEvents',
+            inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.KvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,99 @@
+"""From the executor's types to the messages of `inflight.v1.Control`."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from batch_manager import WaitReason
+from batch_manager.iteration_table import IterationRow
+from batch_manager.plan import Phase
+from executor.api import kv_cache
+from executor.api.stats import IterationStats
+from protos.inflight.v1 import control_pb2 as pb
+
+_PHASES = {Phase.CONTEXT: pb.PHASE_CONTEXT, Phase.GENERATION: pb.PHASE_GENERATION}
+
+
+def iteration_message(stats: IterationStats) -> pb.IterationStatsResponse:
+    message = pb.IterationStatsResponse(
+        iteration=stats.iter,
+        iteration_latency_ms=stats.iter_latency_ms,
+        engine_latency_ms=stats.engine_latency_ms,
+        num_active_requests=stats.num_active_requests,
+        num_queued_requests=stats.num_queued_requests,
+        num_completed_requests=stats.num_completed_requests,
+    )
+    batch = stats.inflight_batching_stats
+    if batch is not None:
+        message.num_scheduled_requests = batch.num_scheduled_requests
+        message.num_context_requests = batch.num_context_requests
+        message.num_generation_requests = batch.num_gen_requests
+        message.num_paused_requests = batch.num_paused_requests
+        message.num_context_tokens = batch.num_ctx_tokens
+    cache = stats.kv_cache_stats
+    if cache is not None:
+        message.max_num_blocks = cache.max_num_blocks
+        message.free_num_blocks = cache.free_num_blocks
+        message.used_num_blocks = cache.used_num_blocks
+        message.reused_blocks = cache.reused_blocks
+        message.missed_blocks = cache.missed_blocks
+    return message
+
+
+def row_message(row: IterationRow) -> pb.IterationTableRow:
+    return pb.IterationTableRow(
+        iteration=row.iteration,
+        executor_request_id=row.request,
+        phase=_PHASES[row.phase],
+        num_computed_tokens=row.num_computed_tokens,
+        num_tokens_with_spec=row.num_tokens_with_spec,
+        reused_tokens=row.reused_tokens,
+        num_scheduled_tokens=row.num_scheduled_tokens,
+        blocks=row.blocks,
+    )
+
+
+def wait_reason_message(reason: WaitReason) -> pb.WaitReason:
+    return pb.WaitReason(
+        code=pb.WaitCode.Value(f"WAIT_CODE_{reason.code.name}"),
+        needed=reason.needed,
+        available=reason.available,
+        holders=reason.holders,
+        behind=reason.behind,
+    )
+
+
+def kv_event_message(event: kv_cache.KVCacheEvent) -> pb.KvEventsResponse:
+    message = pb.KvEventsResponse(event_id=event.event_id, window_size=event.window_size)
+    match event.data:
+        case kv_cache.KVCacheCreatedData(num_blocks):
+            message.created.num_blocks_per_cache_level.extend(num_blocks)
+        case kv_cache.KVCacheStoredData(parent_hash, blocks):
+            message.stored.CopyFrom(
+                pb.KvBlocksStored(parent_hash=parent_hash, blocks=[_stored_block(block) for block in blocks])
+            )
+        case kv_cache.KVCacheRemovedData(block_hashes):
+            message.removed.block_hashes.extend(block_hashes)
+        case kv_cache.KVCacheUpdatedData(block_hash, cache_level, priority):
+            message.updated.CopyFrom(
+                pb.KvBlockUpdated(block_hash=block_hash, cache_level=_change(cache_level), priority=_change(priority))
+            )
+        case kv_cache.KVCacheOverflowData(num_lost_events):
+            message.overflow.num_lost_events = num_lost_events
+        case _:
+            assert_never(event.data)
+    return message
+
+
+def _stored_block(block: kv_cache.KVCacheStoredBlockData) -> pb.KvStoredBlock:
+    return pb.KvStoredBlock(
+        block_hash=block.block_hash,
+        token_ids=[token.token_id for token in block.tokens],
+        lora_id=block.lora_id,
+        cache_level=block.cache_level,
+        priority=block.priority,
+    )
+
+
+def _change(change: kv_cache.KVCacheEventDiffInt | None) -> pb.KvChange | None:
+    return None if change is None else pb.KvChange(old_value=change.old_value, new_value=change.new_value)
