@@ -20,11 +20,11 @@ from executor.speculation.ngram_index import NgramIndex
 _ROWS_OF_FIXED_COST = 16.0
 """F on the CPU engine: SmolLM2-135M takes 15 ms for one row and about 0.9 ms for each further one."""
 
-_FIRST_GUESS = 0.6
-"""Acceptance probability before anything was measured."""
-
 _MEMORY = 0.9
 """Weight of the past in the running acceptance, for each measured draft."""
+
+_MATCH_SIZES = 8
+"""Matches of this length and longer are measured together."""
 
 _LONGEST_PAUSE = 64
 """Tokens between probes where drafts are never accepted: at most 1/64 of a row's cost each."""
@@ -52,7 +52,8 @@ class _Sequence:
     def __init__(self, config: LookaheadDecodingConfig) -> None:
         self.index = NgramIndex(config.max_ngram_size)
         self.max_drafts = max_draft_tokens(config)
-        self.acceptance = [_FIRST_GUESS] * config.max_ngram_size
+        # A first guess: the longer text has been copied, the likelier it goes on (the rule of succession).
+        self.acceptance = [size / (size + 1) for size in range(1, _MATCH_SIZES + 1)]
         self.drafts: list[int] = []
         self.match_size = 0
         self.pause = 1
@@ -133,15 +134,15 @@ class Drafter:
         match = sequence.index.match()
         if match is None or sequence.max_drafts == 0:
             return []
-        size, continuation = match
+        length, continuation = match
+        size = min(length, _MATCH_SIZES)
         row_cost = num_sequences / (self._rows_of_fixed_cost + num_sequences)
         acceptance = sequence.acceptance[size - 1]
         count = sequence.max_drafts
         if acceptance < 1:
             count = min(count, int(math.log(row_cost) / math.log(acceptance)))
-        length = len(sequence.index.token_ids)
         if count == 0:
-            if length < sequence.wait_until:
+            if len(sequence.index.token_ids) < sequence.wait_until:
                 return []
             count = 1
         sequence.match_size = size
