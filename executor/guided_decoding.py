@@ -8,6 +8,7 @@ enqueue ──► compiler's threads ──► grammar ──► matcher for eac
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,6 +24,13 @@ from executor.text import Tokenizer
 if TYPE_CHECKING:
     from executor.sampling.grammar import CompiledGrammar
     from executor.sampling.grammar_compiler import GrammarCompiler
+
+
+def can_guide(engine_dir: EngineDirectory) -> bool:
+    """Whether grammars can be followed with an engine: it has a tokenizer and an end token, llguidance is installed."""
+    if engine_dir.tokenizer_dir is None or importlib.util.find_spec("llguidance") is None:
+        return False
+    return bool(_end_token_ids(engine_dir, Tokenizer(engine_dir.tokenizer_dir)))
 
 
 def open_guided_decoding(config: GuidedDecodingConfig, engine_dir: EngineDirectory, vocab_size: int) -> GrammarCompiler:
@@ -43,7 +51,7 @@ def open_guided_decoding(config: GuidedDecodingConfig, engine_dir: EngineDirecto
         _check_vocabulary(config.encoded_vocab, tokenizer)
     end_token_ids = config.stop_token_ids
     if end_token_ids is None:
-        end_token_ids = list(dict.fromkeys((*engine_dir.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
+        end_token_ids = _end_token_ids(engine_dir, tokenizer)
     for token_id in end_token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
@@ -51,6 +59,11 @@ def open_guided_decoding(config: GuidedDecodingConfig, engine_dir: EngineDirecto
                 field="guided_decoding_config.stop_token_ids",
             )
     return open_grammar_compiler(tokenizer, vocab_size, end_token_ids)
+
+
+def _end_token_ids(engine_dir: EngineDirectory, tokenizer: Tokenizer) -> list[int]:
+    """Those that the model's configuration names, then the tokenizer's."""
+    return list(dict.fromkeys((*engine_dir.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
 
 
 def _check_vocabulary(encoded_vocab: Sequence[str], tokenizer: Tokenizer) -> None:

@@ -17,7 +17,7 @@ from executor.client.errors import CallError
 from executor.serving.credentials import CredentialsError
 from executor.serving.errors import BindError
 from executor.serving.request_log import JsonFormatter
-from executor.text import Tokenizer
+from executor.text import Tokenizer, TokenizerError
 
 _EXIT_CODE = 2
 _LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -30,7 +30,7 @@ def one_line_errors() -> Iterator[None]:
         yield
     except RequestError as error:
         _fail(error.message)
-    except (EngineDirectoryError, CredentialsError, BindError, CallError, OSError) as error:
+    except (EngineDirectoryError, CredentialsError, BindError, CallError, TokenizerError, OSError) as error:
         _fail(str(error))
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine_build.engine_dir import EngineDirectory
+from executor import GuidedDecodingConfig
 from executor.cli import options
 from executor.cli.opening import configure_logging, end_ids, one_line_errors, opened_executor, opened_tokenizer
+from executor.guided_decoding import can_guide
 from executor.serving.credentials import Credentials
-from executor.serving.grpc_control import ServedLimits
 from executor.serving.grpc_server import GrpcConfig
 from executor.serving.server import Ports, Server, ServerConfig, serve_until_signal
 
@@ -134,14 +136,12 @@ def serve(
             client_ca=tls_client_ca,
             bearer_token_file=bearer_token_file,
         )
+        if can_guide(EngineDirectory.open(engine_dir)):
+            config.guided_decoding_config = GuidedDecodingConfig()
     with opened_executor(engine_dir, config) as executor:
         tokenizer = opened_tokenizer(executor)
         server_config = ServerConfig(
             model_name=model_name or engine_dir.resolve().name,
-            limits=ServedLimits(
-                max_batch_size=max_batch_size or executor.spec.max_batch_size,
-                max_num_tokens=max_num_tokens or executor.spec.max_num_tokens,
-            ),
             end_ids=end_ids(executor, tokenizer),
             grpc=GrpcConfig(host, port, max_message_bytes, credentials),
             http=None if http_port is None else http_config(host, http_port, max_message_bytes, credentials),

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from click.testing import Result
@@ -21,8 +22,10 @@ from typer.testing import CliRunner
 
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
+from executor import GuidedDecodingParams
 from executor.cli import app
 from executor.client import AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
+from protos.inflight.v1 import control_pb2, control_pb2_grpc
 from tests.serving.tiny_engine_dir import build_tiny_engine
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,6 +76,14 @@ def test_an_answer_streams_from_a_real_engine(server: str) -> None:
     assert sum(isinstance(event, Finished) for event in events) == 1
 
 
+def test_an_answer_follows_its_grammar(server: str) -> None:
+    pytest.importorskip("llguidance")
+    guide = GuidedDecodingParams(GuidedDecodingParams.GuideType.REGEX, "(yes|no|maybe)")
+    with InferenceClient(server) as client:
+        events = list(client.generate("is it so?", max_tokens=20, guided_decoding_params=guide, timeout=60))
+    assert "".join(event.text for event in events if isinstance(event, Delta)) in ("yes", "no", "maybe")
+
+
 async def test_the_same_request_gives_the_same_tokens_alone_and_among_others(server: str) -> None:
     async with AsyncInferenceClient(server) as client:
 
@@ -100,6 +111,27 @@ async def test_one_iteration_holds_context_and_generation_requests(server: str) 
     for row in rows:
         phases.setdefault(row.iteration, set()).add(row.phase)
     assert {Phase.CONTEXT, Phase.GENERATION} in phases.values()
+
+
+def test_an_operator_pauses_resumes_and_changes_limits(server: str) -> None:
+    with grpc.insecure_channel(server) as channel, InferenceClient(server) as client:
+        control = control_pb2_grpc.ControlStub(channel)
+        before = client.server_info(timeout=10).limits
+        control.Pause(control_pb2.PauseRequest())
+        events = iter(client.generate("x", max_tokens=4, ignore_eos=True, timeout=60, request_id="paused"))
+        next(events)
+        reason = control.Explain(control_pb2.ExplainRequest(request_id="paused")).outputs[0].wait_reason
+        assert reason.code == control_pb2.WAIT_CODE_PAUSED_BY_OPERATOR
+        control.UpdateLimits(control_pb2.UpdateLimitsRequest(max_batch_size=2, max_num_tokens=32))
+        control.Resume(control_pb2.ResumeRequest())
+        assert sum(isinstance(event, Finished) for event in events) == 1
+        with pytest.raises(grpc.RpcError, match=r"max_num_tokens is 65; the engine was built for 64"):
+            control.UpdateLimits(control_pb2.UpdateLimitsRequest(max_num_tokens=65))
+        after = client.server_info(timeout=10).limits
+        assert (after.max_batch_size, after.max_num_tokens) == (2, 32)
+        control.UpdateLimits(
+            control_pb2.UpdateLimitsRequest(max_batch_size=before.max_batch_size, max_num_tokens=before.max_num_tokens)
+        )
 
 
 def test_clients_that_are_killed_leave_no_request_behind(server: str) -> None:
