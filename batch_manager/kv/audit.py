@@ -150,3 +150,9 @@ def _check_tiers(manager: KvCacheManager) -> None:
                 parent.is_root or transfers.lower_tier(parent) is not None,
                 f"{tier.tier.name}: slot {slot} holds a block whose predecessor is in no lower tier",
             )
+    expected = Counter(
+        node.parent
+        for node in manager.cache.tree
+        if node in transfers.offloading or transfers.lower_tier(node) is not None
+    )
+    _require(expected == transfers.num_backed_children, "children with lower copies are not what is counted")

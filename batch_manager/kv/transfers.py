@@ -83,10 +83,11 @@ class TierTransfers:
         self._offload_candidates: OrderedDict[CachedBlock, None] = OrderedDict()
         """Deepest blocks of cached prefixes, the one released first at the front."""
         self._spill_candidates: deque[CachedBlock] = deque()
-        self._offloading: set[CachedBlock] = set()
+        self.offloading: set[CachedBlock] = set()
         self.loading: dict[CachedBlock, int] = {}
         """Blocks whose device copy is being written -> the transfer."""
-        self._num_backed_children: dict[CachedBlock, int] = {}
+        self.num_backed_children: dict[CachedBlock, int] = {}
+        """Children that have a lower copy, or are being offloaded: a parent's copies must not go before theirs."""
         self._awaited: dict[int, set[int]] = {}
         """Request id -> transfers it waits for."""
         self.counts = TransferCounts(0, 0, 0)
@@ -121,11 +122,11 @@ class TierTransfers:
     def forget(self, node: CachedBlock) -> None:
         """`node` left the tree."""
         self._offload_candidates.pop(node, None)
-        if self.lower_tier(node) is not None:
-            for tier in self.tiers:
-                if node in tier:
-                    tier.drop(node)
+        if node in self.offloading or self.lower_tier(node) is not None:
             self._count_backed_child(node, -1)
+        for tier in self.tiers:
+            if node in tier:
+                tier.drop(node)
 
     # Loads
 
@@ -195,15 +196,17 @@ class TierTransfers:
             return self._finish_onboarding(order, node, succeeded)
         target = self._by_tier[order.target_tier]
         if succeeded and node.is_attached and self._is_parent_backed(node):
-            if self.lower_tier(node) is None:
-                self._count_backed_child(node, 1)
             target.put(node, order.target_slot)
             if target is not self.tiers[-1]:
                 self._spill_candidates.append(node)
         target.end_transfer(order.target_slot)
         if order.source_tier is CacheTier.DEVICE:
-            self._offloading.discard(node)
+            self.offloading.remove(node)
+            if node.is_attached and node not in target:
+                self._count_backed_child(node, -1)
             self._pool.unhold(node)
+            if not succeeded:
+                self._offload_candidates.pop(node, None)  # else a broken tier would be asked again in every step
         else:
             self._by_tier[order.source_tier].end_transfer(order.source_slot)
         self.offer(node)
@@ -241,7 +244,7 @@ class TierTransfers:
         for node in reversed(missing):
             if node.priority < self._min_priority:
                 break
-            if node in self._offloading:
+            if node in self.offloading:
                 continue
             if len(orders) == budget:
                 self._offload_candidates[tip] = None
@@ -252,7 +255,8 @@ class TierTransfers:
                 break
             self.tiers[0].begin_transfer(slot)
             self._pool.hold(node)
-            self._offloading.add(node)
+            self.offloading.add(node)
+            self._count_backed_child(node, 1)
             orders.append(self._order(node, CacheTier.DEVICE, node.block_id, self.tiers[0].tier, slot))
         return orders
 
@@ -277,7 +281,7 @@ class TierTransfers:
 
     def _may_drop(self, node: CachedBlock, tier: LowerTier) -> bool:
         return not tier.num_transfers[tier.slots[node]] and (
-            node not in self._num_backed_children or any(node in other for other in self.tiers if other is not tier)
+            node not in self.num_backed_children or any(node in other for other in self.tiers if other is not tier)
         )
 
     def _drop_copy(self, node: CachedBlock, tier: LowerTier) -> None:
@@ -301,14 +305,14 @@ class TierTransfers:
                 tier.queue.push(tier.slots[node], node)
 
     def _count_backed_child(self, node: CachedBlock, change: int) -> None:
-        """`node` got its first lower copy, or lost its last."""
+        """`node` is getting its first lower copy, or has lost its last."""
         parent = node.parent
         assert parent is not None
-        count = self._num_backed_children.get(parent, 0) + change
+        count = self.num_backed_children.get(parent, 0) + change
         if count:
-            self._num_backed_children[parent] = count
+            self.num_backed_children[parent] = count
         else:
-            del self._num_backed_children[parent]
+            del self.num_backed_children[parent]
             self.offer(parent)
 
     def _is_parent_backed(self, node: CachedBlock) -> bool:

@@ -213,3 +213,25 @@ def test_a_block_computed_again_takes_its_place_in_the_device_pool() -> None:
     kv.store(request, 4)
     kv.check_invariants()
     assert kv.find_reuse(requests.new([1] * 5)).block_ids == request.block_ids
+
+
+def test_a_tier_too_small_for_a_prefix_keeps_its_beginning_and_copies_nothing_in_circles() -> None:
+    kv = tiered(8, host=2)
+    requests = Requests(kv)
+    requests.serve([1] * 12)
+    assert len(settle(kv)) == 2
+    requests.serve([2] * 16)
+    assert len(settle(kv)) <= 4
+    requests.serve([3] * 32)
+    assert requests.num_found([2] * 17) == 8
+
+
+def test_a_tier_that_fails_is_not_asked_again_for_the_same_blocks() -> None:
+    kv = tiered(4, host=4)
+    requests = Requests(kv)
+    requests.serve([1] * 8)
+    for order in kv.take_transfers():
+        kv.acknowledge_transfer(order.transfer_id, False)
+    assert kv.take_transfers() == []
+    requests.serve([1] * 9)
+    assert len(kv.take_transfers()) == 2

@@ -323,7 +323,7 @@ class WindowMachine(KvContentMachine):
 TestFullAttention = FullAttentionMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestFullAttention.settings = TestWindow.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

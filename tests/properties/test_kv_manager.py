@@ -274,7 +274,7 @@ class KvManagerMachine(RuleBasedStateMachine):
 
 TestKvManager = KvManagerMachine.TestCase
 TestKvManager.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
