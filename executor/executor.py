@@ -23,6 +23,7 @@ from executor.debug_tensors import DebugTensors
 from executor.engines.open import engine_spec, open_engine
 from executor.guided_decoding import open_guided_decoding
 from executor.kv_events import KvEventSource
+from executor.live_limits import LiveLimits, change_limits, current_limits
 from executor.live_request import ResponseListener
 from executor.loop import ExecutorLoop
 from executor.model_runner import ModelRunner
@@ -107,6 +108,7 @@ class Executor:
         self._responses = ResponseQueue()
         self._ids = itertools.count(1)
         self._is_shut_down = False
+        self._is_paused = False
         self._loop.start()
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -241,6 +243,40 @@ class Executor:
     @property
     def num_unfinished_requests(self) -> int:
         return self._loop.num_unfinished
+
+    # -- changing how it runs ---------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> LiveLimits:
+        """The limits in force."""
+        with self._loop.batch_manager_lock:
+            return current_limits(self._batch_manager)
+
+    def change_limits(self, limits: LiveLimits) -> None:
+        """Go on with other limits; what runs or waits is not lost (not upstream's).
+
+        Raises:
+            InvalidRequestError: a limit is beyond the engine's, or too small for a live request; nothing has changed.
+        """
+        with self._loop.batch_manager_lock:
+            change_limits(self._batch_manager, limits, self.spec)
+
+    def pause(self) -> None:
+        """Run no iteration until `resume`: requests are still taken and keep what they hold, their allotted time goes
+        on (not upstream's)."""
+        with self._loop.batch_manager_lock:
+            self._batch_manager.pause()
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        with self._loop.batch_manager_lock:
+            self._batch_manager.resume()
+            self._is_paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
 
     # -- life -------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from dataclasses import dataclass
 from importlib.metadata import version
 
 import grpc
@@ -14,6 +14,7 @@ from executor.serving.generation_request import check_request_id
 from executor.serving.grpc_control_messages import (
     iteration_message,
     kv_event_message,
+    limits_message,
     row_message,
     wait_reason_message,
 )
@@ -23,14 +24,6 @@ from executor.serving.kv_event_feed import KvEventFeed
 from executor.serving.progress import ProgressMonitor
 from executor.serving.stats_feed import StatsFeed
 from protos.inflight.v1 import control_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class ServedLimits:
-    """What the executor was configured with, within what the engine was built for."""
-
-    max_batch_size: int
-    max_num_tokens: int
 
 
 class ControlServicer:
@@ -43,7 +36,6 @@ class ControlServicer:
         stats: StatsFeed,
         kv_events: KvEventFeed | None,
         *,
-        limits: ServedLimits,
         model_name: str,
     ) -> None:
         self._generation = generation
@@ -51,7 +43,6 @@ class ControlServicer:
         self._progress = progress
         self._stats = stats
         self._kv_events = kv_events
-        self._limits = limits
         self._model_name = model_name
         self._started = time.monotonic()
 
@@ -64,8 +55,7 @@ class ControlServicer:
             version=version("inflight-executor"),
             engine_dir=str(self._executor.engine_dir),
             uptime_seconds=time.monotonic() - self._started,
-            max_batch_size=self._limits.max_batch_size,
-            max_num_tokens=self._limits.max_num_tokens,
+            limits=limits_message(self._executor.limits),
             tokens_per_block=spec.tokens_per_block,
             kv_bytes_per_block=spec.kv_bytes_per_block,
         )
@@ -103,6 +93,8 @@ class ControlServicer:
     ) -> pb.HealthResponse:
         if self._generation.is_draining:
             state = pb.HEALTH_STATE_DRAINING
+        elif self._executor.is_paused:
+            state = pb.HEALTH_STATE_PAUSED
         elif self._progress.is_stalled:
             state = pb.HEALTH_STATE_STALLED
         else:
@@ -128,6 +120,25 @@ class ControlServicer:
                 row_message(row) for row in self._executor.iteration_table() if row.iteration >= request.first_iteration
             ]
         )
+
+    async def Pause(  # noqa: N802 - the .proto file's name
+        self, _request: pb.PauseRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.PauseResponse:
+        self._executor.pause()
+        return pb.PauseResponse()
+
+    async def Resume(  # noqa: N802 - the .proto file's name
+        self, _request: pb.ResumeRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.ResumeResponse:
+        self._executor.resume()
+        return pb.ResumeResponse()
+
+    async def UpdateLimits(  # noqa: N802 - the .proto file's name
+        self, request: pb.UpdateLimitsRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.UpdateLimitsResponse:
+        changes = {field.name: value for field, value in request.ListFields()}
+        self._executor.change_limits(dataclasses.replace(self._executor.limits, **changes))
+        return pb.UpdateLimitsResponse(limits=limits_message(self._executor.limits))
 
     async def Explain(  # noqa: N802 - the .proto file's name
         self, request: pb.ExplainRequest, _context: grpc.aio.ServicerContext

@@ -9,6 +9,7 @@ from batch_manager.iteration_table import IterationRow
 from batch_manager.plan import Phase
 from executor.api import kv_cache
 from executor.api.stats import IterationStats
+from executor.live_limits import LiveLimits
 from protos.inflight.v1 import control_pb2 as pb
 
 _PHASES = {Phase.CONTEXT: pb.PHASE_CONTEXT, Phase.GENERATION: pb.PHASE_GENERATION}
@@ -38,6 +39,15 @@ def iteration_message(stats: IterationStats) -> pb.IterationStatsResponse:
         message.reused_blocks = cache.reused_blocks
         message.missed_blocks = cache.missed_blocks
     return message
+
+
+def limits_message(limits: LiveLimits) -> pb.Limits:
+    return pb.Limits(
+        max_batch_size=limits.max_batch_size,
+        max_num_tokens=limits.max_num_tokens,
+        max_queue_size=limits.max_queue_size,
+        max_queued_tokens=limits.max_queued_tokens,
+    )
 
 
 def row_message(row: IterationRow) -> pb.IterationTableRow:

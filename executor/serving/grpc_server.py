@@ -45,7 +45,6 @@ class GrpcServer:
         self._config = config
         self._progress = progress
         self._health = health.aio.HealthServicer()
-        self._is_serving = True
         self._watch: asyncio.Task[None] | None = None
         token = config.credentials.bearer_token
         self._server = grpc.aio.server(
@@ -101,17 +100,14 @@ class GrpcServer:
 
     async def _watch_progress(self) -> None:
         """Keep the health service in step with the executor's progress."""
-        was_stalled = False
+        was_serving = True
         while True:
             is_stalled = self._progress.is_stalled
-            if is_stalled != was_stalled:
-                _logger.warning(
-                    "no iteration finished for %.0f s while there is work: NOT_SERVING"
-                    if is_stalled
-                    else "iterations finish again after %.0f s: SERVING",
-                    self._progress.seconds_since_progress(),
-                )
+            is_serving = not is_stalled and not self._progress.is_paused
+            if is_serving != was_serving:
+                reason = f"no iteration in {self._progress.limit_seconds:g} s, with work" if is_stalled else "paused"
+                _logger.warning("SERVING again" if is_serving else f"NOT_SERVING: {reason}")
                 serving = health_pb2.HealthCheckResponse
-                await self._set_health(serving.NOT_SERVING if is_stalled else serving.SERVING)
-                was_stalled = is_stalled
+                await self._set_health(serving.SERVING if is_serving else serving.NOT_SERVING)
+                was_serving = is_serving
             await asyncio.sleep(_HEALTH_INTERVAL_SECONDS)

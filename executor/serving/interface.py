@@ -13,6 +13,7 @@ from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats
 from executor.engines.interface import EngineSpec
+from executor.live_limits import LiveLimits
 
 
 class ServedExecutor(Protocol):
@@ -28,6 +29,10 @@ class ServedExecutor(Protocol):
         ...
 
     @property
+    def is_paused(self) -> bool: ...
+    @property
+    def limits(self) -> LiveLimits: ...
+    @property
     def num_unfinished_requests(self) -> int: ...
 
     def enqueue_request(self, request: Request, *, listener: Callable[[list[Response]], None]) -> int:
@@ -37,6 +42,16 @@ class ServedExecutor(Protocol):
     def cancel_request(self, request_id: int, /) -> None:
         """Idempotent, from any thread; exactly one final response follows unless the request had ended."""
         ...
+
+    def change_limits(self, limits: LiveLimits) -> None:
+        """Raises `InvalidRequestError`, and changes nothing, when a limit cannot be kept."""
+        ...
+
+    def pause(self) -> None:
+        """Run no iteration until `resume`."""
+        ...
+
+    def resume(self) -> None: ...
 
     def explain_request(self, request_id: int, /) -> WaitReason | None:
         """Why a request waits; `None`: it advanced. Raises `batch_manager.UnknownRequestError` when it has ended."""

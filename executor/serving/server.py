@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor.serving.generation import GenerationService
-from executor.serving.grpc_control import ControlServicer, ServedLimits
+from executor.serving.grpc_control import ControlServicer
 from executor.serving.grpc_inference import InferenceServicer
 from executor.serving.grpc_server import GrpcConfig, GrpcServer
 from executor.serving.interface import ServedExecutor
@@ -30,7 +30,6 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     model_name: str
-    limits: ServedLimits
     end_ids: tuple[int, ...] = ()
     """The model's end tokens."""
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
@@ -76,7 +75,6 @@ class Server:
             self.progress,
             self.stats,
             self._kv_events,
-            limits=config.limits,
             model_name=config.model_name,
         )
         self._grpc = GrpcServer(config.grpc, InferenceServicer(self.generation), control, self.progress)

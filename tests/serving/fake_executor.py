@@ -20,6 +20,7 @@ from executor.api.request import Request
 from executor.api.response import Response, Result, Usage
 from executor.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
 from executor.engines.interface import EngineSpec
+from executor.live_limits import LiveLimits
 
 Listener = Callable[[list[Response]], None]
 
@@ -81,6 +82,8 @@ class FakeExecutor:
         self._ids = itertools.count(1)
         self._changed = threading.Condition()
         self._held = False
+        self._held_by_operator = False
+        self.limits = LiveLimits(self.spec.max_batch_size, self.spec.max_num_tokens, max_queue_size, None)
         self._stopped = False
         self._iteration = 0
         self._stats: list[IterationStats] = []
@@ -112,6 +115,23 @@ class FakeExecutor:
             self.cancelled.append(request_id)
         if live is not None:
             live.listener([self._response(live, [], FinishReason.CANCELLED)])
+
+    @property
+    def is_paused(self) -> bool:
+        return self._held_by_operator
+
+    def pause(self) -> None:
+        self._held_by_operator = True
+        self.hold()
+
+    def resume(self) -> None:
+        self._held_by_operator = False
+        self.release()
+
+    def change_limits(self, limits: LiveLimits) -> None:
+        if limits.max_batch_size > self.spec.max_batch_size:
+            raise InvalidRequestError("max_batch_size is too large", field="max_batch_size")
+        self.limits = limits
 
     def explain_request(self, request_id: int) -> WaitReason | None:
         if request_id not in self._live:

@@ -13,7 +13,6 @@ from google.rpc import error_details_pb2, status_pb2
 
 from executor.serving.credentials import Credentials
 from executor.serving.generation import GenerationService
-from executor.serving.grpc_control import ServedLimits
 from executor.serving.grpc_server import GrpcConfig
 from executor.serving.http.server import HttpConfig
 from executor.serving.server import Server, ServerConfig
@@ -82,7 +81,6 @@ async def running_server(
     address = ("127.0.0.1", 0, max_message_bytes, credentials or Credentials())
     config = ServerConfig(
         "fake",
-        ServedLimits(max_batch_size=64, max_num_tokens=1024),
         (END_ID,),
         GrpcConfig(*address),
         HttpConfig(*address) if http else None,

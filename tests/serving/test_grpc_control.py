@@ -46,7 +46,8 @@ async def test_server_and_model_describe_themselves() -> None:
         info = await server.control.ServerInfo(pb.ServerInfoRequest())
         model = await server.control.ModelInfo(pb.ModelInfoRequest())
     assert info.schema_revision == SCHEMA_REVISION
-    assert (info.max_batch_size, info.max_num_tokens, info.tokens_per_block) == (64, 1024, 16)
+    assert (info.limits.max_batch_size, info.limits.max_num_tokens, info.tokens_per_block) == (64, 1024, 16)
+    assert not info.limits.HasField("max_queue_size")
     assert info.engine_dir == "/nowhere/fake-engine"
     assert (model.name, model.vocab_size, model.max_input_len) == ("fake", 258, 4096)
     assert list(model.end_ids) == [END_ID]
@@ -82,6 +83,33 @@ async def test_iteration_stats_stream_to_every_subscriber() -> None:
         load = await server.control.Load(pb.LoadRequest())
         assert load.num_unfinished_requests == 0
         assert load.latest_iteration.iteration == 20
+
+
+async def test_a_paused_server_takes_requests_and_runs_them_when_resumed() -> None:
+    async with running_server(progress_limit_seconds=0.1) as server:
+        await server.control.Pause(pb.PauseRequest())
+        call = asyncio.ensure_future(server.generate(text="x", max_tokens=2))
+        async with asyncio.timeout(5):
+            while await health_of(server) != NOT_SERVING:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        assert (await server.control.Health(pb.HealthRequest())).state == pb.HEALTH_STATE_PAUSED
+        assert not call.done()
+        await server.control.Resume(pb.ResumeRequest())
+        assert (await call)[-1].HasField("finished")
+        assert (await server.control.Health(pb.HealthRequest())).state == pb.HEALTH_STATE_SERVING
+
+
+async def test_limits_that_are_not_named_stay_as_they_are() -> None:
+    async with running_server() as server:
+        answer = await server.control.UpdateLimits(pb.UpdateLimitsRequest(max_batch_size=4, max_queue_size=0))
+        assert (answer.limits.max_batch_size, answer.limits.max_num_tokens) == (4, 1024)
+        assert answer.limits.HasField("max_queue_size")
+        assert not answer.limits.HasField("max_queued_tokens")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.control.UpdateLimits(pb.UpdateLimitsRequest(max_batch_size=65))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert (await server.control.ServerInfo(pb.ServerInfoRequest())).limits == answer.limits
 
 
 async def test_explain_tells_what_each_open_output_waits_for() -> None:

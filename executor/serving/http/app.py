@@ -77,6 +77,8 @@ class HttpApi:
     async def health(self, _request: Request) -> Response:
         if self._generation.is_draining:
             return JSONResponse({"status": "draining"}, 503)
+        if self._progress.is_paused:
+            return JSONResponse({"status": "paused"}, 503)
         if self._progress.is_stalled:
             seconds = round(self._progress.seconds_since_progress(), 3)
             return JSONResponse({"status": "stalled", "seconds_since_progress": seconds}, 503)

@@ -13,6 +13,7 @@ class HealthState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HEALTH_STATE_SERVING: _ClassVar[HealthState]
     HEALTH_STATE_STALLED: _ClassVar[HealthState]
     HEALTH_STATE_DRAINING: _ClassVar[HealthState]
+    HEALTH_STATE_PAUSED: _ClassVar[HealthState]
 
 class WaitCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -43,6 +44,7 @@ HEALTH_STATE_UNSPECIFIED: HealthState
 HEALTH_STATE_SERVING: HealthState
 HEALTH_STATE_STALLED: HealthState
 HEALTH_STATE_DRAINING: HealthState
+HEALTH_STATE_PAUSED: HealthState
 WAIT_CODE_UNSPECIFIED: WaitCode
 WAIT_CODE_NEXT_ITERATION: WaitCode
 WAIT_CODE_KV_RESERVATION: WaitCode
@@ -69,24 +71,34 @@ class ServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfoResponse(_message.Message):
-    __slots__ = ("schema_revision", "version", "engine_dir", "uptime_seconds", "max_batch_size", "max_num_tokens", "tokens_per_block", "kv_bytes_per_block")
+    __slots__ = ("schema_revision", "version", "engine_dir", "uptime_seconds", "limits", "tokens_per_block", "kv_bytes_per_block")
     SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_DIR_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     schema_revision: int
     version: str
     engine_dir: str
     uptime_seconds: float
-    max_batch_size: int
-    max_num_tokens: int
+    limits: Limits
     tokens_per_block: int
     kv_bytes_per_block: int
-    def __init__(self, schema_revision: _Optional[int] = ..., version: _Optional[str] = ..., engine_dir: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., max_batch_size: _Optional[int] = ..., max_num_tokens: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ...) -> None: ...
+    def __init__(self, schema_revision: _Optional[int] = ..., version: _Optional[str] = ..., engine_dir: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., tokens_per_block: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_batch_size", "max_num_tokens", "max_queue_size", "max_queued_tokens")
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    max_batch_size: int
+    max_num_tokens: int
+    max_queue_size: int
+    max_queued_tokens: int
+    def __init__(self, max_batch_size: _Optional[int] = ..., max_num_tokens: _Optional[int] = ..., max_queue_size: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelInfoRequest(_message.Message):
     __slots__ = ()
@@ -217,6 +229,40 @@ class WaitReason(_message.Message):
     holders: _containers.RepeatedScalarFieldContainer[int]
     behind: int
     def __init__(self, code: _Optional[_Union[WaitCode, str]] = ..., needed: _Optional[int] = ..., available: _Optional[int] = ..., holders: _Optional[_Iterable[int]] = ..., behind: _Optional[int] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UpdateLimitsRequest(_message.Message):
+    __slots__ = ("max_batch_size", "max_num_tokens", "max_queue_size", "max_queued_tokens")
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    max_batch_size: int
+    max_num_tokens: int
+    max_queue_size: int
+    max_queued_tokens: int
+    def __init__(self, max_batch_size: _Optional[int] = ..., max_num_tokens: _Optional[int] = ..., max_queue_size: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ...) -> None: ...
+
+class UpdateLimitsResponse(_message.Message):
+    __slots__ = ("limits",)
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    limits: Limits
+    def __init__(self, limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class KvEventsRequest(_message.Message):
     __slots__ = ()

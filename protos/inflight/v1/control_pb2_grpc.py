@@ -70,6 +70,21 @@ class ControlStub(object):
                 request_serializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
                 response_deserializer=inflight_dot_v1_dot_control__pb2.KvEventsResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/inflight.v1.Control/Pause',
+                request_serializer=inflight_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/inflight.v1.Control/Resume',
+                request_serializer=inflight_dot_v1_dot_control__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.UpdateLimits = channel.unary_unary(
+                '/inflight.v1.Control/UpdateLimits',
+                request_serializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsResponse.FromString,
+                _registered_method=True)
         self.IterationTable = channel.unary_unary(
                 '/inflight.v1.Control/IterationTable',
                 request_serializer=inflight_dot_v1_dot_control__pb2.IterationTableRequest.SerializeToString,
@@ -133,6 +148,29 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Runs no iteration until Resume. Requests are still taken and keep the blocks they hold; allotted times go on. Health
+        is HEALTH_STATE_PAUSED, and NOT_SERVING for the standard health service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Undoes Pause.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateLimits(self, request, context):
+        """Changes limits while requests run; none of them is lost. INVALID_ARGUMENT when a limit is beyond what the engine was
+        built for or too small for a live request; nothing has changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def IterationTable(self, request, context):
         """The recorded iteration table: a row for each request in each iteration, oldest first.
         Empty unless the server was started with --iteration_table_max_rows.
@@ -178,6 +216,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.KvEvents,
                     request_deserializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.FromString,
                     response_serializer=inflight_dot_v1_dot_control__pb2.KvEventsResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.PauseRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.ResumeRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.ResumeResponse.SerializeToString,
+            ),
+            'UpdateLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateLimits,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsResponse.SerializeToString,
             ),
             'IterationTable': grpc.unary_unary_rpc_method_handler(
                     servicer.IterationTable,
@@ -375,6 +428,87 @@ class Control(object):
             '/inflight.v1.Control/KvEvents',
             inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
             inflight_dot_v1_dot_control__pb2.KvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/Pause',
+            inflight_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/Resume',
+            inflight_dot_v1_dot_control__pb2.ResumeRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/UpdateLimits',
+            inflight_dot_v1_dot_control__pb2.UpdateLimitsRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.UpdateLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,
