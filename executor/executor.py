@@ -175,11 +175,14 @@ class Executor:
             Empty lists after a timeout.
 
         Raises:
-            InvalidRequestError: the one request is unknown, or its final response was taken before.
+            InvalidRequestError: the one request is unknown, or its final response was taken before; `timeout` is no
+                `timedelta`.
             ExecutorShutDownError: the executor is shut down, and every response has been taken.
         """
         if isinstance(id, timedelta):
             id, timeout = None, id
+        if not isinstance(timeout, timedelta | None):
+            raise InvalidRequestError(f"timeout is {timeout!r}; it must be a timedelta, or None", field="timeout")
         seconds = None if timeout is None else timeout.total_seconds()
         wanted = id if ids is None else ids
         if wanted is None:
