@@ -28,6 +28,8 @@ class Blocked(NamedTuple):
 class Admission:
     """Admits from the line."""
 
+    MAX_PARKED = 64
+    """So many requests at most are parked in one iteration: planning it takes bounded time however many wait."""
     PROBE_INTERVAL = 8
     """Iterations after which a request that lacked blocks is looked up in the cache again, even though no blocks came
     free: a prefix of it may have been stored meanwhile."""
@@ -44,12 +46,16 @@ class Admission:
         """Admit all that fit in this iteration; returns block copies to carry out before it."""
         queue = self._lifecycle.waiting.queue
         all_copies: list[BlockCopy] = []
+        num_parked = 0
         while (request := queue.peek()) is not None:
             copies = self._try_admit(request, batch, num_running_before)
             if isinstance(copies, Blocked):
                 self.blocked = copies
                 return all_copies
             all_copies += copies
+            num_parked += request.parked is not None
+            if num_parked == self.MAX_PARKED:
+                break
         self.blocked = None
         return all_copies
 

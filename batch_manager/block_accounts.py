@@ -25,7 +25,7 @@ class BlockAccounts(Protocol):
 
     @property
     def num_returning_blocks(self) -> int:
-        """At most so many become free when the steps in flight end."""
+        """Blocks that become free when the steps in flight end."""
         ...
 
     def is_protected(self, request: Request) -> bool:
@@ -79,8 +79,6 @@ class PagedBlocks:
         self.reservations = Reservations(kv.num_blocks)
         self.num_promised_blocks = 0
         self._max_pauses = max_pauses
-        self._returning: dict[int, int] = {}
-        """Blocks given back while a step was in flight, by the latest one then."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -88,7 +86,7 @@ class PagedBlocks:
 
     @property
     def num_returning_blocks(self) -> int:
-        return sum(self._returning.values())
+        return self.kv.num_fenced_blocks
 
     def is_protected(self, request: Request) -> bool:
         return request.num_pauses >= self._max_pauses
@@ -145,18 +143,14 @@ class PagedBlocks:
         request.receipt.stop(now, num_blocks, request.num_reused_tokens, request.num_computed_tokens)
         self.reservations.growth -= request.num_reserved_blocks
         self.reservations.protected -= self.num_protected_blocks(request)
-        if self._returning:
-            self._returning[max(self._returning)] += num_blocks
         self.kv.release(request)
         request.num_reserved_blocks = 0
         request.num_allocated_tokens = 0
 
     def begin_step(self, iteration: int) -> None:
-        self._returning[iteration] = 0
         self.kv.begin_step(iteration)
 
     def end_step(self, iteration: int) -> None:
-        del self._returning[iteration]
         self.kv.end_step(iteration)
 
 

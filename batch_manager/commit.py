@@ -114,4 +114,4 @@ def advance_context(request: Request, end: int, life: Lifecycle) -> None:
     else:
         woken = life.deferral.advance(request, end)
     if woken:
-        life.waiting.wake(woken)
+        life.wake(woken)

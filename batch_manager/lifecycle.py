@@ -14,6 +14,8 @@ back everything.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 
 from batch_manager.block_accounts import BlockAccounts
@@ -82,7 +84,7 @@ class Lifecycle:
         request.context_end = len(request.token_ids)
         insort(self.running, request, key=by_order_key)
         self.deferral.register(request, reuse.first_missing_key)
-        self.waiting.wake(self.adapters.acquire(request))
+        self.wake(self.adapters.acquire(request))
         self.charge(request, request.context_end)
         return copies
 
@@ -174,6 +176,8 @@ class Lifecycle:
             self.governor.on_finish()
         else:
             self.waiting.forget(request)
+            if request.parked is None:
+                self.wake(self.adapters.forget(request))
         self.timers.forget(request)
         request.receipt.finish(self.now, state is RequestState.PAUSED)
 
@@ -181,9 +185,20 @@ class Lifecycle:
         """Drop those that no longer run from `running`."""
         self.running = [request for request in self.running if request.state is RequestState.RUNNING]
 
+    def wake(self, requests: Iterable[Request]) -> None:
+        """Parked requests stand in line again. Where one may not, since it has never run and nothing is started any
+        more, the next one that waits for its adapter does."""
+        pending = deque(requests)
+        while pending:
+            request = pending.popleft()
+            self.waiting.wake([request])
+            if request.parked is not None:
+                pending += self.adapters.forget(request)
+
     def reorder(self, config: BatchManagerConfig) -> None:
         """Order all live requests as `config` asks for."""
         self.waiting.reorder(config, self.requests.values())
+        self.adapters.reorder()
         self.running.sort(key=by_order_key)
 
     def defer(self, request: Request, contributor: Request, num_cached_tokens: int) -> None:
@@ -216,5 +231,5 @@ class Lifecycle:
         """Give back blocks and pages; whoever waits for them stands in line again."""
         self.charge(request, request.num_computed_tokens)
         self.blocks.release(request, self.now)
-        self.waiting.wake(self.adapters.release(request))
-        self.waiting.wake(self.deferral.end(request))
+        self.wake(self.adapters.release(request))
+        self.wake(self.deferral.end(request))

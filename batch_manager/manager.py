@@ -94,7 +94,7 @@ class BatchManager:
         request = self._live_request(request_id)
         if request.parked is None or request.parked.code not in (WaitCode.GRAMMAR, WaitCode.REMOTE_KV):
             raise StepOrderError(f"request {request_id} is not held; release_hold goes with add_request(held_for=...)")
-        self._life.waiting.wake([request])
+        self._life.wake([request])
 
     def restart(self, requests: Iterable[Request]) -> None:
         """Blocks of these running requests were lost while they were brought from a lower tier

@@ -5,18 +5,26 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_manager import BatchManagerConfig, ContextChunkingPolicy, Request, RequestState, WaitingQueuePolicy
+from batch_manager import (
+    BatchManagerConfig,
+    ContextChunkingPolicy,
+    Request,
+    RequestState,
+    WaitCode,
+    WaitingQueuePolicy,
+)
 from batch_manager.policies.adapters import AdapterPages
 from batch_manager.policies.chunking import ChunkRules, ContextDemand, make_chunking
 from batch_manager.policies.deferral import common_prefix_length
 from batch_manager.policies.pause_governor import PauseGovernor
 from batch_manager.policies.queues import FairQueue, OrderedQueue, make_queue
-from tests.batch_manager.harness import Harness
+from tests.batch_manager.harness import Harness, ids
 
 FCFS = ContextChunkingPolicy.FIRST_COME_FIRST_SERVED
 EQUAL_PROGRESS = ContextChunkingPolicy.EQUAL_PROGRESS
@@ -266,20 +274,59 @@ def test_the_common_prefix_is_found_by_halves(first: list[int], second: list[int
     assert common_prefix_length(shared + first, shared + second, known) == expected
 
 
-def test_an_adapter_takes_its_pages_once_and_wakes_who_waits_for_them() -> None:
+def using(request_id: int, adapter_id: int, pages: int) -> Request:
+    request = Request(request_id, [1], 1, adapter_id=adapter_id, adapter_pages=pages)
+    request.order_key = (0.0, request_id)
+    return request
+
+
+def test_an_adapter_takes_its_pages_once() -> None:
     pages = AdapterPages(30)
-    first, second = (Request(index, [1], 1, adapter_id=7, adapter_pages=20) for index in range(2))
-    other, small = (Request(2 + index, [1], 1, adapter_id=8 + index, adapter_pages=20 - index) for index in range(2))
+    first, second, other = using(0, 7, 20), using(1, 7, 20), using(2, 8, 20)
     assert pages.acquire(first) == []
     assert pages.fits(second)
     assert not pages.fits(other)
-    pages.park(other)
-    pages.park(small)
     assert pages.acquire(second) == []
     assert pages.num_free_pages == 10
-    assert pages.release(first) == []
-    assert pages.release(second) == [other, small]
+    assert pages.release(first) == pages.release(second) == []
     assert pages.num_free_pages == 30
+
+
+def test_of_each_adapter_the_first_parked_request_is_woken_and_the_others_when_it_runs() -> None:
+    pages = AdapterPages(30)
+    running = using(0, 7, 20)
+    pages.acquire(running)
+    parked = [using(request_id, 8 + request_id % 2, 20) for request_id in range(1, 7)]
+    for request in reversed(parked):
+        pages.park(request)
+    parked[0].state = RequestState.FINISHED
+    assert pages.release(running) == [parked[1], parked[2]]
+    assert pages.acquire(parked[1]) == [parked[3], parked[5]]
+    assert pages.release(parked[1]) == [parked[4]]
+
+
+def test_a_request_that_ends_in_line_hands_its_place_to_the_next_of_its_adapter() -> None:
+    harness = Harness(num_adapter_pages=30, max_batch_size=1)
+    harness.add(0, 10, 2, adapter_id=7, adapter_pages=20)
+    for request_id in (1, 2):
+        harness.add(request_id, 10, 2, adapter_id=8, adapter_pages=20)
+    harness.manager.change_config(replace(harness.manager.config, max_batch_size=8))
+    harness.step()
+    harness.step()
+    assert harness.manager.cancel_request(1)
+    assert ids(harness.run()) == [[2], [2]]
+
+
+def test_an_iteration_parks_a_bounded_number_of_requests() -> None:
+    harness = Harness(enable_block_reuse=True, num_adapter_pages=10, max_batch_size=100, num_blocks=10_000)
+    harness.add(0, range(20), 9, adapter_id=0, adapter_pages=10)
+    for request_id in range(1, 501):
+        harness.add(request_id, range(20), 2, adapter_id=request_id % 2, adapter_pages=10)
+    for begun in (64, 128):
+        harness.step()
+        parked = [code for code in harness.manager.explain_all().values() if code.code is not WaitCode.NEXT_ITERATION]
+        assert len(parked) <= begun
+    harness.run()
 
 
 def test_caution_rises_with_pauses_and_fades_with_completions() -> None:
