@@ -17,12 +17,12 @@ from batch_manager.kv.config import KvCacheConfig
 from batch_manager.kv.errors import BlockOwnershipError, KvCacheError, StaleReuseError
 from batch_manager.kv.events import CacheTier
 from batch_manager.kv.holding import NEVER, Grant, Holding
-from batch_manager.kv.keys import namespace_of
+from batch_manager.kv.keys import BlockKey, namespace_of
 from batch_manager.kv.leases import Lease, LeaseBook
 from batch_manager.kv.matching import block_key
 from batch_manager.kv.pins import PinBook
 from batch_manager.kv.retention import DEFAULT_RETENTION, checked_retention
-from batch_manager.kv.reuse import Reuse
+from batch_manager.kv.reuse import PartialReuse, Reuse
 from batch_manager.plan import BlockCopy
 from batch_manager.request import Request
 
@@ -83,7 +83,7 @@ class BlockTables:
         if reuse is None:
             return max(needed, 0)
         needed -= len(reuse.block_ids)
-        if reuse.partial and not self._takes_over(reuse.partial.node, needed):
+        if reuse.partial and not self._takes_over(reuse.partial, needed):
             needed += self.pool.is_evictable(reuse.partial.node)
         is_evictable = self.pool.is_evictable
         if self.cache.window is None:
@@ -95,14 +95,16 @@ class BlockTables:
             needed += sum(is_evictable(node) for node in self.cache.in_window(reuse))
         return needed
 
-    def _takes_over(self, source: CachedBlock, num_new: int) -> bool:
+    def _takes_over(self, partial: PartialReuse, num_new: int) -> bool:
         """Whether a partly matching block is overwritten behind the match rather than copied.
 
-        When nobody needs it, and copying is off or would only evict something else: `num_new` blocks are to be had
-        without eviction, or not.
+        When nobody needs it, and nothing is lost by it: the match is all it holds, or a copy would evict something else
+        (`num_new` blocks are not to be had without), or copying is off.
         """
-        return self.cache.can_take_over(source) and not (
-            self.config.copy_on_partial_reuse and num_new <= len(self.pool.free)
+        return self.cache.can_take_over(partial.node) and (
+            partial.num_tokens == len(partial.node.key)
+            or num_new > len(self.pool.free)
+            or not self.config.copy_on_partial_reuse
         )
 
     def allocate(self, request: Request, num_tokens: int, reuse: Reuse | None = None) -> list[BlockCopy] | None:
@@ -166,7 +168,7 @@ class BlockTables:
         if reuse.partial:
             source, num_copied, node = reuse.partial
             node.num_hits += 1
-            if self._takes_over(node, num_blocks - num_found):
+            if self._takes_over(reuse.partial, num_blocks - num_found):
                 holding.grants.append(Grant(num_found, self.next_iteration, "allocate, over a partly matching block"))
                 request.block_ids.append(self.cache.take_over(node))
                 self._num_allocated += 1
@@ -257,12 +259,7 @@ class BlockTables:
         """
         holding = self.holdings.get(request.request_id)
         if holding is not None and num_tokens >= holding.next_boundary:
-            num_known = min(len(request.token_ids), len(request.block_ids) * self.tokens_per_block)
-            if num_tokens > num_known:
-                raise KvCacheError(
-                    f"request {request.request_id}: store up to {num_tokens} tokens, but only {num_known} have a "
-                    "known id and a block; pass committed tokens only"
-                )
+            self._check_committed(request, num_tokens)
             num_full = num_tokens // self.tokens_per_block
             if self.config.enable_block_reuse:
                 self._store_full_blocks(holding, num_full)
@@ -270,34 +267,69 @@ class BlockTables:
                 self._retire(holding, self.cache.window.first_block(num_tokens))
             holding.next_boundary = (num_full + 1) * self.tokens_per_block
 
+    def _check_committed(self, request: Request, num_tokens: int) -> None:
+        num_known = min(len(request.token_ids), len(request.block_ids) * self.tokens_per_block)
+        if num_tokens > num_known:
+            raise KvCacheError(
+                f"request {request.request_id}: store up to {num_tokens} tokens, but only {num_known} have a known id "
+                "and a block; pass committed tokens only"
+            )
+
+    def store_last_block(self, request: Request, num_tokens: int) -> None:
+        """As `store`, and the last block as well if it is not full. For a request that is released right after.
+
+        Whoever goes on where this request ends then finds its beginning to the token, as partial reuse.
+
+        Raises:
+            KvCacheError: as `store`.
+        """
+        self.store(request, num_tokens)
+        holding = self.holding_of(request)
+        start = holding.num_stored * self.tokens_per_block
+        finds_parts = self.config.enable_block_reuse and self.config.enable_partial_reuse
+        if not finds_parts or not start < num_tokens < holding.next_boundary:
+            return
+        self._check_committed(request, num_tokens)
+        key = block_key(request, start, num_tokens)
+        if len(key) == num_tokens - start and key not in holding.tip.children and holding.tip.is_attached:
+            stored: list[CachedBlock] = []
+            self._store_block(holding, key, stored)
+            self._announce(holding, stored)
+        holding.next_boundary = NEVER
+
     def _store_full_blocks(self, holding: Holding, num_full: int) -> None:
-        request, size, pool = holding.request, self.tokens_per_block, self.pool
+        size = self.tokens_per_block
         stored: list[CachedBlock] = []
-        for index in range(holding.num_stored, num_full):
-            parent = holding.tip
-            if not parent.is_attached:  # cleared, or lost in a failed load: nobody could find what is behind it
-                break
-            start = index * size
-            key = block_key(request, start, start + size)
-            node = parent.children.get(key)
-            if node is None:
-                node = self.cache.tree.insert(parent, key, pool.next_tick())
-            if node.block_id == NO_BLOCK:
-                old_tier = self.cache.nearest(node)
-                pool.adopt(node, request.block_ids[index])
-                self.leases.follow_into_tree(node)
-                if old_tier is None:
-                    node.retention = holding.block_retention(index, size) or DEFAULT_RETENTION
-                    stored.append(node)
-                else:
-                    self.cache.on_moved(node, old_tier, CacheTier.DEVICE)
+        while holding.num_stored < num_full and holding.tip.is_attached:
+            # A tip that was cleared, or lost in a failed load, cannot be found, nor could what is behind it.
+            start = holding.num_stored * size
+            self._store_block(holding, block_key(holding.request, start, start + size), stored)
+        self._announce(holding, stored)
+
+    def _store_block(self, holding: Holding, key: BlockKey, stored: list[CachedBlock]) -> None:
+        """The next block of the table becomes the home of content `key`, unless that has one; `stored` collects it."""
+        pool, index = self.pool, holding.num_stored
+        node = holding.tip.children.get(key)
+        if node is None:
+            node = self.cache.tree.insert(holding.tip, key, pool.next_tick())
+        if node.block_id == NO_BLOCK:
+            old_tier = self.cache.nearest(node)
+            pool.adopt(node, holding.request.block_ids[index])
+            self.leases.follow_into_tree(node)
+            if old_tier is None:
+                node.retention = holding.block_retention(index, self.tokens_per_block) or DEFAULT_RETENTION
+                stored.append(node)
             else:
-                pool.hold(node)
-            if self.cache.window is None and holding.held:
-                pool.unhold(holding.held.pop())
-            holding.held.append(node)
-            holding.tip = node
-            holding.num_stored = index + 1
+                self.cache.on_moved(node, old_tier, CacheTier.DEVICE)
+        else:
+            pool.hold(node)
+        if self.cache.window is None and holding.held:
+            pool.unhold(holding.held.pop())
+        holding.held.append(node)
+        holding.tip = node
+        holding.num_stored = index + 1
+
+    def _announce(self, holding: Holding, stored: list[CachedBlock]) -> None:
         if stored and self.cache.events:
             self.cache.events.stored(holding.root, stored)
 

@@ -269,6 +269,61 @@ def test_what_two_requests_compute_at_once_is_found_once_and_both_keep_their_blo
     assert kv.num_free_blocks == 10
 
 
+def conversation(requests: Requests, tokens: list[int], **options: int) -> Request:
+    """A request of which all tokens but the last one generated are in the pool, and that is over."""
+    request = requests.admit(tokens[:9], **options)
+    request.token_ids += tokens[9:]
+    assert requests.kv.allocate(request, len(tokens) - 1) == []
+    requests.kv.store_last_block(request, len(tokens) - 1)
+    blocks = list(request.block_ids)
+    requests.kv.release(request)
+    request.block_ids = blocks
+    return request
+
+
+def test_a_partly_filled_last_block_is_kept_and_found_in_part_by_requests_of_the_same_adapter() -> None:
+    """TensorRT-LLM's `BlockManagerReuseWithLoraTaskIdTest`: the same prompt again gets blocks 0, 1, 3; the conversation
+    goes on in block 2; the last token is never stored; another adapter or none finds nothing."""
+    kv = manager(16, tokens_per_block=4)
+    requests = Requests(kv)
+    tokens = list(range(100, 111))
+    first = conversation(requests, tokens, adapter_id=1)
+    assert first.block_ids == [0, 1, 2]
+    again = requests.admit(tokens[:9], adapter_id=1)
+    assert (again.block_ids, again.num_reused_tokens) == ([0, 1, 3], 8)
+    kv.release(again)
+    goes_on = requests.new([*tokens, 5], adapter_id=1)
+    reuse = kv.find_reuse(goes_on)
+    assert reuse.num_tokens == 10
+    assert kv.allocate(goes_on, 12, reuse) == []
+    assert goes_on.block_ids == [0, 1, 2]
+    kv.release(goes_on)
+    for adapter_id in (2, None):
+        assert kv.find_reuse(requests.new(tokens, adapter_id=adapter_id)).num_tokens == 0
+    kv.check_invariants()
+
+
+def test_a_partly_filled_block_that_differs_further_on_is_copied_and_stays() -> None:
+    kv = manager(16, tokens_per_block=4)
+    requests = Requests(kv)
+    tokens = list(range(100, 112))
+    conversation(requests, tokens)
+    other = requests.new([*tokens[:10], 7, 7])
+    reuse = kv.find_reuse(other)
+    assert reuse.num_tokens == 10
+    assert kv.allocate(other, 12, reuse) == [BlockCopy(2, 3, 2)]
+    assert requests.num_found([*tokens, 1]) == 11
+
+
+def test_a_last_block_with_a_multimodal_item_is_not_kept_in_part() -> None:
+    kv = manager(16, tokens_per_block=4)
+    requests = Requests(kv)
+    request = requests.compute([1, 2, 3, 4, 9, 9], multimodal_spans=[MultimodalSpan(4, 2, b"cat")])
+    kv.store_last_block(request, 6)
+    kv.release(request)
+    assert kv.ledger().counts.cached == 1
+
+
 def test_nothing_is_found_when_reuse_is_off() -> None:
     kv = manager(10, enable_block_reuse=False)
     requests = Requests(kv)

@@ -176,3 +176,15 @@ def test_a_prefix_is_found_behind_evicted_blocks_when_all_its_window_needs_is_th
     assert longer.block_ids[:5] == [NO_BLOCK] * 5
     assert requests.num_found(prompt[:13]) == 0
     kv.check_invariants()
+
+
+def test_a_step_may_feed_again_up_to_a_block_of_tokens_and_still_finds_its_window() -> None:
+    for window in range(1, 14):
+        kv = manager(30, tokens_per_block=4, attention_window=window)
+        requests = Requests(kv)
+        request = requests.compute([7] * 5)
+        for _ in range(30):
+            requests.generate(request, [7])
+            first_fed_again = max(len(request.token_ids) - 4, 0)
+            first_read = max(first_fed_again - window + 1, 0)
+            assert NO_BLOCK not in request.block_ids[first_read // 4 :]

@@ -51,14 +51,19 @@ class NaiveKvCache:
     # Questions
 
     def parent(self, prefix: Prefix) -> Prefix:
-        return prefix[0], prefix[1][: -self.size]
+        """The last block of a prefix may be partly filled."""
+        return prefix[0], prefix[1][: (len(prefix[1]) - 1) // self.size * self.size]
 
     def children(self, prefix: Prefix) -> list[Prefix]:
         return [p for p in self.entries if self.parent(p) == prefix]
 
     def path(self, prefix: Prefix) -> list[Prefix]:
         """Deepest first."""
-        return [(prefix[0], prefix[1][:end]) for end in range(len(prefix[1]), 0, -self.size)]
+        path = []
+        while prefix[1]:
+            path.append(prefix)
+            prefix = self.parent(prefix)
+        return path
 
     def is_evictable(self, prefix: Prefix) -> bool:
         entry = self.entries[prefix]
@@ -84,15 +89,21 @@ class NaiveKvCache:
         wanted = tokens[start:-1][: self.size]
         lengths = {}
         for child in self.children((namespace, tokens[:start])):
-            key = child[1][-self.size :]
+            key = child[1][start:]
             length = 0
-            while length < len(wanted) and key[length] == wanted[length]:
+            while length < min(len(wanted), len(key)) and key[length] == wanted[length]:
                 length += 1
             lengths[child] = length
         return lengths
 
     def can_take_over(self, prefix: Prefix) -> bool:
         return self.is_evictable(prefix) and not self.children(prefix)
+
+    def takes_over(self, prefix: Prefix, num_matched: int, num_new: int, may_copy: bool) -> bool:
+        """Whether reusing `num_matched` tokens of the block in part is done in place."""
+        loses_nothing = num_matched == len(prefix[1]) - len(self.parent(prefix)[1])
+        has_room = num_new <= self.num_blocks - self.num_used
+        return self.can_take_over(prefix) and (loses_nothing or not has_room or not may_copy)
 
     # Changes
 

@@ -81,6 +81,7 @@ class KvContentMachine(RuleBasedStateMachine):
                 self.acknowledge(self.transfers.popleft(), fails=False)
             if request is not None:
                 self.run_step([(request, len(tokens))], 0)
+                self.kv.store_last_block(request, len(tokens))
                 self.release_request(request)
                 while self.steps:
                     self.end_step()
@@ -190,6 +191,15 @@ class KvContentMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         self.release_request(data.draw(st.sampled_from(list(self.live.values()))))
+
+    @precondition(lambda self: self.runnable())
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """A request that has run is over: its last block is stored although it may not be full."""
+        request = data.draw(st.sampled_from(self.runnable()))
+        if request.num_computed_tokens > request.num_reused_tokens:
+            self.kv.store_last_block(request, request.num_computed_tokens)
+        self.release_request(request)
 
     def release_request(self, request: Request) -> None:
         del self.live[request.request_id]
