@@ -188,41 +188,53 @@ class ExecutorLoop:
         for timed_out in plan.timed_out:
             self._live.finish(self._live.sequences[timed_out.request_id], FinishReason.TIMED_OUT, plan.iteration)
         if plan.is_empty:
-            self._live.send()
-            with self._changed:
-                if self._batch_manager.has_work:
-                    self._changed.wait_for(lambda: self._has_news, _IDLE_TICK)
+            self._wait_while_blocked()
             return
         scheduled = [self._live.sequences[item.request.request_id] for item in plan.scheduled]
         new = [sequence for sequence in scheduled if sequence.note_scheduled(plan.iteration, started)]
         try:
             sampled, engine_seconds = self._step.compute(plan)
-            self._fail_undrawn(scheduled, sampled)
+            self._fail_undrawn(plan, sampled)
             with self._changed:
                 self._stats.record_rows(plan)
                 progress = self._batch_manager.update(plan, [draws.token_ids for draws in sampled])
         except Exception as error:  # whatever is raised on the way, it fails this batch and not the loop
-            _logger.exception("iteration %d failed; its %d requests end", plan.iteration, len(plan.scheduled))
-            self._fail(plan, scheduled, error)
+            _logger.exception("iteration %d failed; its %d requests end", plan.iteration, len(scheduled))
+            with self._changed:
+                self._batch_manager.abandon(plan)
+            self._fail(scheduled, error)
             return
-        self._take_in(plan, sampled, progress)
-        with self._changed:
-            self._stats.record_requests(plan, self._live.sequences.values())
-        self._respond(progress, plan.iteration)
-        draft_seconds = self._propose_drafts(progress)
+        try:
+            draft_seconds = self._hand_on(plan, sampled, progress)
+        except Exception as error:  # as above; here the BatchManager has got over the iteration
+            _logger.exception("the results of iteration %d are lost; its requests end", plan.iteration)
+            self._fail(scheduled, error)
+            return
         self.last_progress = time.monotonic()
         times = IterationTimes(self.last_progress - started, engine_seconds, draft_seconds)
         with self._changed:
             self._stats.record(plan, progress, times, new, self._live.num_ended_sequences)
             self._changed.notify_all()
 
+    def _wait_while_blocked(self) -> None:
+        """Nothing can run now: wait for callers, or for the time of the next look."""
+        self._live.send()
+        with self._changed:
+            if self._batch_manager.has_work:
+                self._changed.wait_for(lambda: self._has_news, _IDLE_TICK)
+
     def _open(self, sequence: LiveSequence, spec: SamplingSpec) -> None:
         sequence_id = sequence.scheduled.request_id
-        if sequence_id in self._live.sequences:
+        if sequence_id not in self._live.sequences:
+            return
+        try:
             self._step.open(sequence, spec)
             lookahead = sequence.request.request.lookahead_config
             if lookahead is not None:
                 self._drafter.open(sequence_id, lookahead)
+        except Exception as error:  # it fails this request, and neither its batch nor the loop
+            _logger.exception("request %d cannot begin", sequence.request.request_id)
+            self._step.refuse(sequence_id, EngineStepError(f"the request cannot begin: {error}"))
 
     def _close(self, sequence_id: int) -> None:
         self._step.close(sequence_id)
@@ -249,14 +261,22 @@ class ExecutorLoop:
                     self._batch_manager.release_hold(sequence_id)
                     self._to_open.append((sequence, spec))
 
-    def _fail_undrawn(self, scheduled: list[LiveSequence], sampled: list[SampledSequence]) -> None:
+    def _fail_undrawn(self, plan: IterationPlan, sampled: list[SampledSequence]) -> None:
         """End the requests for which no token could be drawn, each with its own error."""
-        for sequence, draws in zip(scheduled, sampled, strict=True):
-            if draws.error is not None:
+        for item, draws in zip(plan.scheduled, sampled, strict=True):
+            sequence = self._live.sequences.get(item.request.request_id)
+            if draws.error is not None and sequence is not None:
                 self._fail_request(sequence.request, draws.error)
 
+    def _hand_on(self, plan: IterationPlan, sampled: list[SampledSequence], progress: list[Progress]) -> float:
+        """Results to the sequences, to statistics, to clients and to the drafter; returns the seconds for drafts."""
+        self._take_in(plan, sampled, progress)
+        with self._changed:
+            self._stats.record_requests(plan, self._live.sequences.values())
+        self._respond(progress, plan.iteration)
+        return self._propose_drafts(progress)
+
     def _take_in(self, plan: IterationPlan, sampled: list[SampledSequence], progress: list[Progress]) -> None:
-        """Let the sequences know their new tokens."""
         now = time.monotonic()
         drawn = {
             item.request.request_id: (item.num_draft_tokens, draws)
@@ -288,11 +308,9 @@ class ExecutorLoop:
             request.draft_token_ids = drafts[: max(0, room)]
         return time.monotonic() - started
 
-    def _fail(self, plan: IterationPlan, scheduled: list[LiveSequence], error: Exception) -> None:
-        """Every request of the plan ends with an error; the others know nothing of it."""
-        with self._changed:
-            self._batch_manager.abandon(plan)
-        for sequence in scheduled:
+    def _fail(self, sequences: list[LiveSequence], error: Exception) -> None:
+        """Every request of a batch ends with an error; the others know nothing of it."""
+        for sequence in sequences:
             self._fail_request(sequence.request, EngineStepError(f"the engine failed on this request's batch: {error}"))
 
     def _fail_request(self, live: LiveRequest, error: RequestError) -> None:

@@ -6,13 +6,12 @@ import time
 from typing import NamedTuple
 
 from batch_manager import IterationPlan
+from executor.api.errors import RequestError
 from executor.context_logits import ContextLogits
 from executor.debug_tensors import DebugTensors
 from executor.live_request import LiveSequence
 from executor.model_runner import ModelRunner, StepLogits
 from executor.sampling import SampledRows, SampledSequence, Sampler, SamplingSpec
-
-_NOTHING = SampledSequence(token_ids=[])
 
 
 class ComputedStep(NamedTuple):
@@ -28,6 +27,7 @@ class Step:
         self._runner = runner
         self._sampler = sampler
         self._debug_tensors = debug_tensors
+        self._refused: dict[int, RequestError] = {}
         self._contexts: dict[int, ContextLogits] = {}
         """Of sequences whose prompt is not computed yet, and who want to know something at each of its positions."""
 
@@ -38,8 +38,13 @@ class Step:
         if sequence.context is not None:
             self._contexts[sequence_id] = sequence.context
 
+    def refuse(self, sequence_id: int, error: RequestError) -> None:
+        """Instead of `open`: the sequence may be in a plan already, whose results will hold `error` for it."""
+        self._refused[sequence_id] = error
+
     def close(self, sequence_id: int) -> None:
         """Forget a sequence; one that is not open is left alone."""
+        self._refused.pop(sequence_id, None)
         self._sampler.close(sequence_id)
         self._contexts.pop(sequence_id, None)
 
@@ -52,6 +57,7 @@ class Step:
             self._debug_tensors.record(plan, step)
         if self._contexts:
             self._collect_contexts(plan, step)
+        samples = [item.samples and item.request.request_id not in self._refused for item in plan.scheduled]
         rows = [
             SampledRows(
                 item.request.request_id,
@@ -60,11 +66,15 @@ class Step:
                 logits.start,
                 logits.stop - logits.start,
             )
-            for item, logits in zip(plan.scheduled, step.rows, strict=True)
-            if item.samples
+            for item, logits, is_drawn in zip(plan.scheduled, step.rows, samples, strict=True)
+            if is_drawn
         ]
         drawn = iter(self._sampler.sample(step.logits, rows))
-        return ComputedStep([next(drawn) if item.samples else _NOTHING for item in plan.scheduled], engine_seconds)
+        sampled = [
+            next(drawn) if is_drawn else SampledSequence([], error=self._refused.get(item.request.request_id))
+            for item, is_drawn in zip(plan.scheduled, samples, strict=True)
+        ]
+        return ComputedStep(sampled, engine_seconds)
 
     def _collect_contexts(self, plan: IterationPlan, step: StepLogits) -> None:
         """Before the sampler, which uses the logits as scratch."""

@@ -6,6 +6,8 @@ TensorRT-LLM crashed on some of these combinations: cancelled, streaming, with l
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,3 +202,69 @@ def test_a_failing_step_gives_one_final_error_and_others_run(
     executor.enqueue_request(each, listener=heard)
     check_ended(executor, heard, each.num_sequences)
     assert isinstance(heard.finals[0].error, EngineStepError)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mix_of_options_and_endings_gives_each_request_one_final_response(executor: Executor, seed: int) -> None:
+    source = random.Random(seed)
+    heard: dict[int, Heard] = {}
+    for _ in range(40):
+        option = source.choice(list(_OPTIONS))
+        each = request(
+            [source.randrange(256) for _ in range(source.randint(1, 40))],
+            source.randint(1, 40),
+            streaming=source.random() < 0.5,
+            priority=source.random(),
+            allotted_time_ms=source.choice([None, None, None, 0, 30, 300]),
+            **_OPTIONS[option],
+        )
+        listener = Heard()
+        heard[executor.enqueue_request(each, listener=listener)] = listener
+        if source.random() < 0.4:
+            executor.cancel_request(source.choice(list(heard)))
+        if source.random() < 0.2:
+            time.sleep(0.02 * source.random())
+    wait_until(lambda: all(listener.finals for listener in heard.values()))
+    wait_until(lambda: executor.num_unfinished_requests == 0)
+    for listener in heard.values():
+        assert listener.finals == [listener.responses[-1]]
+        assert not listener.finals[0].has_error()
+    assert executor._batch_manager.num_running == executor._batch_manager.num_waiting == 0
+    assert executor._kv.stats().used_num_blocks == 0
+    executor._kv.check_invariants()
+
+
+def test_a_request_that_cannot_begin_fails_alone(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = executor._loop._step._sampler.open
+
+    def failing(sequence_id: int, spec: Any) -> None:
+        if spec.client_id == 666:
+            raise MemoryError("no room")
+        healthy(sequence_id, spec)
+
+    monkeypatch.setattr(executor._loop._step._sampler, "open", failing)
+    bad, good = Heard(), Heard()
+    with executor._loop.batch_manager_lock:
+        executor.enqueue_request(request([5, 6], 20, client_id=666), listener=bad)
+        executor.enqueue_request(request([5, 7], 20), listener=good)
+    check_ended(executor, good, 1)
+    assert good.finals[0].result.finish_reasons == [FinishReason.LENGTH]
+    check_ended(executor, bad, 1)
+    assert isinstance(bad.finals[0].error, EngineStepError)
+
+
+def test_results_that_cannot_be_handed_on_fail_their_batch_and_not_the_loop(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = executor._loop._drafter.propose
+
+    def failing(*_arguments: Any, **_options: Any) -> Any:
+        monkeypatch.setattr(executor._loop._drafter, "propose", healthy)
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(executor._loop._drafter, "propose", failing)
+    heard = Heard()
+    executor.enqueue_request(wanted("plain", streaming=True), listener=heard)
+    check_ended(executor, heard, 1)
+    assert isinstance(heard.finals[0].error, EngineStepError)
+    assert "lost" in heard.finals[0].error_msg

@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executor import (
     CapacitySchedulerPolicy,
@@ -156,6 +158,27 @@ def test_a_request_cancelled_before_its_prompt_is_computed_has_no_context(open_e
     assert result.context_logits is None
     assert result.prompt_log_probs is None
     executor.cancel_request(blocker)
+
+
+@given(
+    prompt=st.lists(st.integers(0, 7), min_size=1, max_size=12),
+    chunks=st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15)), max_size=8),
+)
+def test_chunks_of_any_size_that_overlap_give_the_same_as_one(prompt: list[int], chunks: list[tuple[int, int]]) -> None:
+    logits = np.random.default_rng(len(prompt)).normal(size=(15, 8)).astype(np.float32)
+    whole = ContextLogits(prompt, 8, wants_logits=True, wants_log_probs=True)
+    whole.add(0, logits)
+    assert whole.is_complete
+    assert whole.log_probs is not None
+    assert len(whole.log_probs) == len(prompt) - 1
+    parts = ContextLogits(prompt, 8, wants_logits=True, wants_log_probs=True)
+    for start, size in [*chunks, (0, 15)]:
+        begin = min(start, parts.num_collected)
+        parts.add(begin, logits[begin : begin + size])
+        assert parts.num_collected <= len(prompt)
+        assert parts.log_probs == whole.log_probs[: parts.num_collected]
+    assert parts.is_complete
+    np.testing.assert_array_equal(parts.logits, whole.logits)
 
 
 def test_rows_that_are_known_or_behind_the_prompt_are_passed_over() -> None:
