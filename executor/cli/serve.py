@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,6 +109,10 @@ def serve(
     event_buffer_max_size: Annotated[
         int, typer.Option("--event_buffer_max_size", help="KV cache events kept for Control.KvEvents.", min=0)
     ] = 0,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option("--otlp_endpoint", help="OpenTelemetry collector for a span of each request: http://HOST:PORT."),
+    ] = None,
     log_level: options.LogLevel = options.LogLevelName.INFO,
     log_json: Annotated[bool, typer.Option("--log_json", help="Log lines as JSON objects.")] = False,
 ) -> None:
@@ -138,6 +143,10 @@ def serve(
         )
         if can_guide(EngineDirectory.open(engine_dir)):
             config.guided_decoding_config = GuidedDecodingConfig()
+    if http_port is not None:
+        _require("--http_port", "executor.serving.http.app", "http")
+    if otlp_endpoint is not None:
+        _require("--otlp_endpoint", "executor.serving.tracing", "tracing")
     with opened_executor(engine_dir, config) as executor:
         tokenizer = opened_tokenizer(executor)
         server_config = ServerConfig(
@@ -145,6 +154,7 @@ def serve(
             end_ids=end_ids(executor, tokenizer),
             grpc=GrpcConfig(host, port, max_message_bytes, credentials),
             http=None if http_port is None else http_config(host, http_port, max_message_bytes, credentials),
+            otlp_endpoint=otlp_endpoint,
             slow_reader_seconds=slow_reader_seconds,
             progress_limit_seconds=progress_limit_seconds,
             drain_seconds=drain_seconds,
@@ -163,10 +173,16 @@ def serve(
 
 
 def http_config(host: str, port: int, max_body_bytes: int, credentials: Credentials) -> HttpConfig:
-    """Where HTTP is served; one line and exit code 2 where its libraries are not installed."""
-    try:
-        from executor.serving.http.server import HttpConfig
-    except ModuleNotFoundError as error:
-        typer.echo(f"error: --http_port needs {error.name}: pip install 'inflight-executor[http]'", err=True)
-        raise typer.Exit(2) from None
+    """Where HTTP is served."""
+    from executor.serving.http.server import HttpConfig  # an optional dependency
+
     return HttpConfig(host, port, max_body_bytes, credentials)
+
+
+def _require(flag: str, module: str, extra: str) -> None:
+    """One line and exit code 2 where the libraries that a flag needs are not installed."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: {flag} needs {error.name}: pip install 'inflight-executor[{extra}]'", err=True)
+        raise typer.Exit(2) from None

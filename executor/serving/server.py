@@ -23,6 +23,7 @@ from executor.text import Tokenizer
 
 if TYPE_CHECKING:
     from executor.serving.http.server import HttpConfig, HttpServer
+    from executor.serving.tracing import RequestTracer
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class ServerConfig:
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     http: HttpConfig | None = None
     """`None`: no HTTP, and no metrics. Needs the extra `http`."""
+    otlp_endpoint: str | None = None
+    """Collector of OpenTelemetry spans; `None`: none are made. Needs the extra `tracing`."""
     slow_reader_seconds: float = 30.0
     progress_limit_seconds: float = 30.0
     drain_seconds: float = 30.0
@@ -61,6 +64,12 @@ class Server:
 
             metrics = Metrics(self.stats, model_name=config.model_name)
             observers.append(metrics)
+        self._tracer: RequestTracer | None = None
+        if config.otlp_endpoint is not None:
+            from executor.serving.tracing import RequestTracer, otlp_provider
+
+            self._tracer = RequestTracer(otlp_provider(config.otlp_endpoint, config.model_name))
+            observers.append(self._tracer)
         self.generation = GenerationService(
             executor,
             tokenizer,
@@ -112,6 +121,8 @@ class Server:
         self.stats.close()
         if self._kv_events is not None:
             self._kv_events.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
 
 async def serve_until_signal(server: Server, on_ready: Callable[[Ports], None]) -> None:
