@@ -9,6 +9,7 @@ from batch_manager.config import (
 from batch_manager.errors import (
     InvalidConfigError,
     InvalidSampledTokensError,
+    PlanningFailedError,
     RefusalReason,
     RequestRefused,
     StepOrderError,
@@ -37,6 +38,7 @@ __all__ = [
     "KvCacheManager",
     "Pause",
     "Phase",
+    "PlanningFailedError",
     "Progress",
     "Receipt",
     "RefusalReason",

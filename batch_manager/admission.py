@@ -38,6 +38,8 @@ class Admission:
         self.config = config
         self.capacity = capacity
         self.blocked: Blocked | None = None
+        self.candidate: Request | None = None
+        """The request that is being looked at."""
         self._lifecycle = lifecycle
         self._next_probe = 0
         """Iteration of the next look-up for the blocked request, unless blocks come free before."""
@@ -48,7 +50,9 @@ class Admission:
         all_copies: list[BlockCopy] = []
         num_parked = 0
         while (request := queue.peek()) is not None:
+            self.candidate = request
             copies = self._try_admit(request, batch, num_running_before)
+            self.candidate = None
             if isinstance(copies, Blocked):
                 self.blocked = copies
                 return all_copies

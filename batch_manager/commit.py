@@ -26,7 +26,6 @@ def commit(
     The loop runs once for each scheduled sequence, and is written to be fast.
     """
     check_counts(plan, sampled)
-    life.blocks.end_step(plan.iteration)
     store = life.blocks.store
     progress: list[Progress] = []
     ended: list[tuple[Request, FinishReason]] = []

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batch_manager.request import Request
 
 
 class RefusalReason(StrEnum):
@@ -53,6 +57,19 @@ class StepOrderError(RuntimeError):
 
 class InvalidSampledTokensError(ValueError):
     """`update` was given tokens that do not fit the plan; nothing has changed."""
+
+
+class PlanningFailedError(RuntimeError):
+    """An iteration could not be planned, for a reason nobody foresaw (the cause). What was to be in it has ended.
+
+    Attributes:
+        ended: the requests that ended, without a finish reason; all others live on.
+    """
+
+    def __init__(self, ended: list[Request]) -> None:
+        ids = ", ".join(str(request.request_id) for request in ended) or "none"
+        super().__init__(f"an iteration could not be planned; requests that have ended: {ids}")
+        self.ended = ended
 
 
 class UnknownRequestError(LookupError):

@@ -20,7 +20,7 @@ def explain(
 ) -> WaitReason | None:
     """Why `request` waits, or why it did not advance in the last iteration although it runs; None: it advanced."""
     if request.state is RequestState.RUNNING:
-        return _explain_running(request, life, stalled, is_paused)
+        return _explain_running(request, life, admission.config.max_batch_size, stalled, is_paused)
     if request.parked is not None:
         return request.parked
     if is_paused:
@@ -33,12 +33,17 @@ def explain(
     return _explain_behind(request, life, blocked)
 
 
-def _explain_running(request: Request, life: Lifecycle, stalled: list[Stalled], is_paused: bool) -> WaitReason | None:
+def _explain_running(
+    request: Request, life: Lifecycle, max_batch_size: int, stalled: list[Stalled], is_paused: bool
+) -> WaitReason | None:
     if is_paused:
         return WaitReason(WaitCode.PAUSED_BY_OPERATOR, 1, 0)
     for entry in stalled:
         if entry.request is request:
             return WaitReason(entry.code, entry.needed, entry.available, _holders(entry.code, life))
+    if request in life.running[max_batch_size:]:  # it was lowered while more were running
+        needed = len(life.running)
+        return WaitReason(WaitCode.BATCH_SIZE, needed, max_batch_size, _holders(WaitCode.BATCH_SIZE, life))
     return None
 
 

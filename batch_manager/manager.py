@@ -20,13 +20,13 @@ from batch_manager.admission import Admission
 from batch_manager.block_accounts import BlockAccounts, NoBlocks, PagedBlocks
 from batch_manager.commit import commit
 from batch_manager.config import BatchManagerConfig, CapacitySchedulerPolicy
-from batch_manager.errors import InvalidConfigError, StepOrderError, UnknownRequestError
+from batch_manager.errors import InvalidConfigError, PlanningFailedError, StepOrderError, UnknownRequestError
 from batch_manager.explain import explain
 from batch_manager.intake import check_change, check_request
 from batch_manager.kv import KvCacheManager
 from batch_manager.lifecycle import Lifecycle
 from batch_manager.micro_batch import Growth, MicroBatch, Stalled
-from batch_manager.plan import IterationPlan, Progress
+from batch_manager.plan import BlockCopy, IterationPlan, Progress
 from batch_manager.policies.capacity import make_capacity
 from batch_manager.policies.chunking import make_chunking
 from batch_manager.reasons import WaitCode, WaitReason
@@ -203,6 +203,7 @@ class BatchManager:
 
         Raises:
             StepOrderError: as many plans are in flight as `max_steps_in_flight` allows.
+            PlanningFailedError: something unforeseen; the requests it names have ended, all others live on.
         """
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             raise StepOrderError(
@@ -214,24 +215,13 @@ class BatchManager:
         timed_out = self._expire()
         if self._is_paused:
             return IterationPlan(life.iteration, [], 0, [], [], timed_out)
-        num_running_before = len(life.running)
-        self._admission.make_room()
-        life.serve_protected()
         is_contended = len(life.requests) > 1
         batch = MicroBatch(config, self._chunking, self._growth, life.blocks.tokens_per_block, is_contended)
-        contexts: list[Request] = []
-        batch.add_running(islice(life.running, config.max_batch_size), contexts)
-        if life.paused:
-            life.sweep()
-        for request in contexts:
-            if request.state is not RequestState.RUNNING:
-                continue
-            if life.blocks.is_loading(request):
-                batch.stalled.append(Stalled(request, WaitCode.KV_LOADING, 1, 0))
-            else:
-                batch.add_context(request)
-        copies = self._admission.admit(batch, num_running_before)
-        scheduled = batch.settle()
+        try:
+            copies = self._fill(batch)
+            scheduled = batch.settle()
+        except Exception as error:
+            raise PlanningFailedError(self._end_all_in(batch)) from error
         self._stalled = batch.stalled
         plan = IterationPlan(
             life.iteration,
@@ -246,6 +236,36 @@ class BatchManager:
             life.iteration += 1
             self._in_flight.append(plan)
         return plan
+
+    def _fill(self, batch: MicroBatch) -> list[BlockCopy]:
+        """Put the requests of an iteration together; returns block copies to carry out before it."""
+        life = self._life
+        num_running_before = len(life.running)
+        self._admission.make_room()
+        life.serve_protected()
+        contexts: list[Request] = []
+        batch.add_running(islice(life.running, self.config.max_batch_size), contexts)
+        if life.paused:
+            life.sweep()
+        for request in contexts:
+            if request.state is not RequestState.RUNNING:
+                continue
+            if life.blocks.is_loading(request):
+                batch.stalled.append(Stalled(request, WaitCode.KV_LOADING, 1, 0))
+            else:
+                batch.add_context(request)
+        return self._admission.admit(batch, num_running_before)
+
+    def _end_all_in(self, batch: MicroBatch) -> list[Request]:
+        """Planning failed: what is in the batch has advanced for nothing, and what was looked at cannot be trusted."""
+        candidate = self._admission.candidate
+        requests = batch.requests if candidate is None else [*batch.requests, candidate]
+        ended = [request for request in dict.fromkeys(requests) if not request.is_finished]
+        for request in ended:
+            self._life.finish(request, FinishReason.NOT_FINISHED)
+        self._life.sweep()
+        self._admission.candidate = None
+        return ended
 
     def _expire(self) -> list[Request]:
         life = self._life
@@ -271,19 +291,25 @@ class BatchManager:
         Raises:
             StepOrderError: the plan is not the oldest in flight; nothing has changed.
             InvalidSampledTokensError: `sampled` does not fit the plan; nothing has changed.
+
+        After any error the plan is still in flight; `abandon` ends its requests.
         """
         if plan.is_empty:
             return []
         self._check_oldest(plan)
         self._life.now = self._clock()
         progress = commit(plan, sampled, self._life, self.speculation)
-        self._in_flight.popleft()
+        self._end_step(plan)
         return progress
 
-    def abandon(self, plan: IterationPlan) -> list[Request]:
-        """An iteration failed: its live requests end, without a finish reason, and give their blocks back.
+    def _end_step(self, plan: IterationPlan) -> None:
+        self._in_flight.popleft()
+        self._life.blocks.end_step(plan.iteration)
 
-        What it wrote is not trusted, so nothing of it becomes findable. All other requests live on.
+    def abandon(self, plan: IterationPlan) -> list[Request]:
+        """An iteration, or its `update`, failed: its live requests end, without a finish reason.
+
+        They give their blocks back, and nothing of what it wrote becomes findable. All other requests live on.
 
         Returns:
             The requests that ended.
@@ -300,8 +326,7 @@ class BatchManager:
         for request in ended:
             life.finish(request, FinishReason.NOT_FINISHED)
         life.sweep()
-        self._in_flight.popleft()
-        life.blocks.end_step(plan.iteration)
+        self._end_step(plan)
         return ended
 
     def _check_oldest(self, plan: IterationPlan) -> None:

@@ -72,6 +72,11 @@ class MicroBatch:
         if config.long_prompt_cap is not None and is_contended:
             self._cap = config.long_prompt_cap - config.long_prompt_cap % config.chunk_unit_size
 
+    @property
+    def requests(self) -> list[Request]:
+        """Those that have a part in the iteration so far."""
+        return [*self._contexts, *(entry.request for entry in self._generation)]
+
     def add_running(self, requests: Iterable[Request], contexts: list[Request]) -> None:
         """Schedule the generating ones among `requests`, collect the others in `contexts`.
 

@@ -12,6 +12,7 @@ from batch_manager import (
     CapacitySchedulerPolicy,
     FinishReason,
     Phase,
+    PlanningFailedError,
     Request,
     RequestState,
     ScheduledRequest,
@@ -124,6 +125,45 @@ def test_a_failed_step_does_not_end_requests_that_were_not_in_it() -> None:
     harness.finish(second)
     harness.run()
     assert survivor.finish_reason is FinishReason.LENGTH
+
+
+def test_planning_that_fails_for_one_request_ends_what_was_in_the_iteration_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(num_blocks=100)
+    first = harness.add(0, 10, 5)
+    harness.step()
+    bad, later = harness.add(1, 10, 5), harness.add(2, 10, 5)
+    find_reuse = harness.kv.find_reuse
+
+    def failing(request: Request) -> object:
+        if request is bad:
+            raise ZeroDivisionError
+        return find_reuse(request)
+
+    monkeypatch.setattr(harness.kv, "find_reuse", failing)
+    with pytest.raises(PlanningFailedError, match="requests that have ended: 0, 1") as failed:
+        harness.manager.schedule()
+    assert failed.value.ended == [first, bad]
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+    harness.run()
+    assert later.finish_reason is FinishReason.LENGTH
+    assert free_is_everything(harness)
+
+
+def test_an_update_that_fails_can_be_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(enable_block_reuse=True)
+    failing = [harness.add(request_id, 10, 5) for request_id in range(2)]
+    plan = harness.manager.schedule()
+    other = harness.add(2, 10, 5)
+    with monkeypatch.context() as broken:
+        broken.setattr(harness.kv, "store", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            harness.finish(plan)
+    assert harness.manager.abandon(plan) == failing
+    harness.run()
+    assert other.finish_reason is FinishReason.LENGTH
+    assert free_is_everything(harness)
 
 
 # Pauses
@@ -279,6 +319,19 @@ def test_budget_batch_size_and_policies_change_and_nothing_in_flight_is_lost() -
     harness.run()
     assert all(request.finish_reason is FinishReason.LENGTH for request in requests)
     assert free_is_everything(harness)
+
+
+def test_running_requests_beyond_a_lowered_batch_size_wait_their_turn_and_are_told_so() -> None:
+    harness = Harness()
+    for request_id in range(3):
+        harness.add(request_id, 10, 5)
+    harness.step()
+    harness.manager.change_config(replace(harness.manager.config, max_batch_size=2))
+    assert sizes(harness.step()) == {0: 1, 1: 1}
+    reason = harness.manager.explain(2)
+    assert reason is not None
+    assert (reason.code, reason.needed, reason.available) == (WaitCode.BATCH_SIZE, 3, 2)
+    harness.run()
 
 
 def test_an_overcommitted_pool_survives_the_change_to_guaranteed_completion() -> None:
