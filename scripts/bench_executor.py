@@ -14,14 +14,13 @@ from typing import Annotated
 import gguf
 import numpy as np
 import typer
+from bench_engine import CACHE, ROOT, demo_checkpoint, demo_engine
 from bench_workload import Workload, mixed_requests
 from rich.console import Console
 from rich.table import Table
 
 from executor import Executor, ExecutorConfig, KvCacheConfig, OutputConfig, Request
 
-ROOT = Path(__file__).resolve().parent.parent
-CACHE = ROOT / ".cache"
 PEER_VERSION = "2026.4.1"
 console = Console(stderr=True)
 
@@ -40,12 +39,11 @@ def main(
         repeats = 2
     count = 24 if quick else 64
     workload = mixed_requests(count)
-    checkpoint = _checkpoint()
-    engine_dir = _engine(checkpoint, dtype)
+    engine_dir = demo_engine(dtype)
     precision = {"bfloat16": "bf16", "float32": "f32"}[dtype]
     rival = None
     if peer:
-        rival = _start_peer(_float16_gguf(checkpoint), count, max_batch_size, max_num_tokens, precision)
+        rival = _start_peer(_float16_gguf(demo_checkpoint()), count, max_batch_size, max_num_tokens, precision)
 
     config = ExecutorConfig(
         max_batch_size=max_batch_size,
@@ -101,21 +99,6 @@ def _run(executor: Executor, workload: Workload) -> float:
 def _engine_share(iterations: list) -> float:
     total = sum(stats.iter_latency_ms for stats in iterations)
     return sum(stats.engine_latency_ms for stats in iterations) / total if total else 0.0
-
-
-def _checkpoint() -> Path:
-    out = subprocess.run([sys.executable, ROOT / "scripts" / "fetch_model"], check=True, capture_output=True, text=True)
-    return Path(out.stdout.strip().splitlines()[-1])
-
-
-def _engine(checkpoint: Path, dtype: str) -> Path:
-    engine_dir = CACHE / "engines" / f"bench-{dtype}"
-    if not (engine_dir / "config.json").exists():
-        build = Path(sys.executable).with_name("engine-build")
-        command = [build, "--checkpoint_dir", checkpoint, "--output_dir", engine_dir, "--target", "openvino"]
-        command += ["--dtype", dtype]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-    return engine_dir
 
 
 def _float16_gguf(checkpoint: Path) -> Path:

@@ -1,16 +1,13 @@
-"""Measures the KV block manager: admission, storing and release for each prompt token, decode for each sequence."""
+"""The KV block manager alone: admission, storing and release for each prompt token, decode for each sequence."""
 
 from __future__ import annotations
 
 import gc
-import json
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from batch_manager.kv import KvCacheConfig, KvCacheManager
@@ -83,12 +80,8 @@ def best(rounds: list[Costs]) -> Costs:
     return {part: min(costs[part] for costs in rounds) for part in rounds[0]}
 
 
-def main(
-    repeats: Annotated[int, typer.Option(help="Rounds; the fastest of each part counts.")] = 5,
-    events: Annotated[bool, typer.Option("--events", help="With the event stream on.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The last line of output is one JSON object.")] = False,
-) -> None:
-    """Prompts of about 2,000 tokens in blocks of 16: nothing cached, everything cached, and everything evicting."""
+def measure(repeats: int, *, events: bool = False) -> dict[str, Costs]:
+    """For each case: ns for each token (match, admit, store, release), us for each sequence of a decode step."""
     measured: dict[str, list[Costs]] = {case: [] for case in ("cold", "cached", "evicting")}
     for seed in range(repeats):
         kv = KvCacheManager(
@@ -98,20 +91,23 @@ def main(
         measured["cold"].append(run(kv, requests))
         measured["cached"].append(run(kv, requests))
         measured["evicting"].append(run(kv, prompts(seed + repeats)))
-    table = Table("", "match", "match + allocate", "store", "release", "decode, us / sequence", title="ns / token")
     result = {}
     for case, rounds in measured.items():
         costs = best(rounds)
         tokens = NUM_PROMPTS * PROMPT_LENGTH
         per_token = {part: costs[part] / tokens * 1e9 for part in ("match", "admit", "store", "release")}
         per_sequence = costs["decode"] / NUM_PROMPTS / DECODE_STEPS * 1e6
-        table.add_row(case, *(f"{value:.0f}" for value in per_token.values()), f"{per_sequence:.2f}")
-        result[case] = {"ns_per_token": per_token["admit"], "us_per_decode_seq": per_sequence, **per_token}
-    Console(stderr=as_json).print(table)
-    if as_json:
-        worst = {key: max(case[key] for case in result.values()) for key in ("ns_per_token", "us_per_decode_seq")}
-        print(json.dumps({**worst, "cases": result}))
+        result[case] = {**per_token, "ns_per_token": per_token["admit"], "us_per_decode_seq": per_sequence}
+    return result
 
 
-if __name__ == "__main__":
-    typer.run(main)
+def costs_table(result: dict[str, Costs]) -> Table:
+    table = Table("", "match", "match + allocate", "store", "release", "decode, us / sequence", title="ns / token")
+    for case, costs in result.items():
+        parts = [f"{costs[part]:.0f}" for part in ("match", "admit", "store", "release")]
+        table.add_row(case, *parts, f"{costs['us_per_decode_seq']:.2f}")
+    return table
+
+
+def worst(result: dict[str, Costs]) -> Costs:
+    return {key: max(case[key] for case in result.values()) for key in ("ns_per_token", "us_per_decode_seq")}
