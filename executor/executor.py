@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
+from typing import overload
 
 from batch_manager import IterationRow, RequestRefused, WaitReason
 from engine_build.engine_dir import EngineDirectory
@@ -154,6 +155,17 @@ class Executor:
     def cancel_request(self, id: int) -> None:
         """End a request. It gets exactly one final response: `CANCELLED`, or the one it was about to get anyway."""
         self._loop.cancel(id)
+
+    @overload
+    def await_responses(
+        self, id: int | timedelta | None = None, timeout: timedelta | None = None
+    ) -> list[Response]: ...
+
+    @overload
+    def await_responses(self, id: Sequence[int], timeout: timedelta | None = None) -> list[list[Response]]: ...
+
+    @overload
+    def await_responses(self, *, ids: Sequence[int], timeout: timedelta | None = None) -> list[list[Response]]: ...
 
     def await_responses(
         self,

@@ -27,7 +27,7 @@ def test_waiting_for_any_gives_the_responses_of_all(open_executor: OpenExecutor)
     while sum(each.is_final for each in got) < 3:
         responses = executor.await_responses(WAIT)
         assert responses
-        got += responses  # type: ignore[arg-type]
+        got += responses
     assert sorted({each.request_id for each in got}) == ids
     assert len(got) == 12
     assert executor.await_responses(timeout=timedelta(0)) == []
@@ -52,13 +52,13 @@ def test_polling_several_ids_until_all_have_ended_tells_which_had_ended_before(o
     errors: list[Response] = []
     while num_final < 2:
         for responses in executor.await_responses(ids, timedelta(milliseconds=5)):
-            for response in responses:  # type: ignore[union-attr]
+            for response in responses:
                 if response.has_error():
                     errors.append(response)
                 else:
                     num_final += response.result.is_final
     answers = executor.await_responses([*ids, 10_000], timedelta(0))
-    errors += [response for responses in answers for response in responses]  # type: ignore[union-attr]
+    errors += [response for responses in answers for response in responses]
     assert {each.request_id for each in errors} == {*ids, 10_000}
     assert all(isinstance(each.error, InvalidRequestError) for each in errors)
     assert all("final response was taken already" in each.error_msg for each in errors)
@@ -93,8 +93,8 @@ def test_after_shutdown_what_is_left_can_be_taken_and_then_nothing(open_executor
     executor.shutdown()
     assert not executor.can_enqueue_requests()
     responses = executor.await_responses()
-    assert [each.request_id for each in responses] == [done, running]  # type: ignore[union-attr]
-    assert isinstance(responses[1].error, ExecutorShutDownError)  # type: ignore[union-attr]
+    assert [each.request_id for each in responses] == [done, running]
+    assert isinstance(responses[1].error, ExecutorShutDownError)
     with pytest.raises(ExecutorShutDownError):
         executor.await_responses()
     with pytest.raises(ExecutorShutDownError):

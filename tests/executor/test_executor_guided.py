@@ -58,7 +58,7 @@ class HeldCompiler:
     """Stands before an executor's compiler: lets no grammar through before it is told to."""
 
     def __init__(self, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._submit = executor._intake._grammars.submit  # type: ignore[union-attr]
+        self._submit = executor._intake._grammars.submit
         self._held: list[tuple[Any, Future[Any]]] = []
         monkeypatch.setattr(executor._intake._grammars, "submit", self.submit)
 
@@ -175,7 +175,7 @@ def test_shutting_down_ends_requests_that_wait_for_their_grammars(
     HeldCompiler(executor, monkeypatch)
     held = executor.enqueue_request(guided())
     executor.shutdown()
-    assert isinstance(executor.await_responses(held)[0].error, ExecutorShutDownError)  # type: ignore[union-attr]
+    assert isinstance(executor.await_responses(held)[0].error, ExecutorShutDownError)
 
 
 def test_many_threads_may_bring_the_same_and_other_grammars(executor: Executor) -> None:

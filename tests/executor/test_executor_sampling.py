@@ -32,7 +32,7 @@ def test_options_change_what_they_are_about(open_executor: OpenExecutor) -> None
     without_repeats = tokens(sampling_config=SamplingConfig(no_repeat_ngram_size=1))
     assert max(Counter([*PROMPT, *without_repeats]).values()) == 1
     for penalty in ({"repetition_penalty": 50.0}, {"presence_penalty": 50.0}, {"frequency_penalty": 50.0}):
-        config = SamplingConfig(**penalty)  # type: ignore[arg-type]
+        config = SamplingConfig(**penalty)
         assert len(set(tokens(sampling_config=config))) > len(set(plain))
     sampled = tokens(sampling_config=SamplingConfig(temperature=3.0, seed=1))
     assert sampled != plain

@@ -21,11 +21,11 @@ def wait_for_all(executor: trtllm.Executor, request_ids: list[int]) -> dict[int,
     num_finished = 0
     while num_finished < len(request_ids):
         for response in executor.await_responses(datetime.timedelta(seconds=60)):
-            assert not response.has_error(), response.error_msg  # type: ignore[union-attr]
-            result = response.result  # type: ignore[union-attr]
+            assert not response.has_error(), response.error_msg
+            result = response.result
             num_finished += result.is_final
             for beam_tokens in result.output_token_ids:
-                output_tokens[response.request_id].extend(beam_tokens)  # type: ignore[union-attr]
+                output_tokens[response.request_id].extend(beam_tokens)
     return output_tokens
 
 
@@ -35,7 +35,7 @@ def test_basic(tiny_engine_dir: Path) -> None:
         request = trtllm.Request(input_token_ids=[1, 2, 3, 4], max_tokens=10)
         request_id = executor.enqueue_request(request)
         responses = executor.await_responses(request_id)
-        output_tokens = responses[0].result.output_token_ids  # type: ignore[union-attr]
+        output_tokens = responses[0].result.output_token_ids
     assert output_tokens[0][:4] == [1, 2, 3, 4]
     assert len(output_tokens[0]) == 14
     executor.shutdown()
@@ -188,7 +188,7 @@ def test_an_embedding_bias_as_a_tensor(tiny_engine_dir: Path) -> None:
 
 def test_prompts_as_numpy_arrays_give_python_integers(tiny_engine_dir: Path) -> None:
     with trtllm.Executor(tiny_engine_dir, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig(1)) as executor:
-        request = trtllm.Request(np.array([1, 2, 3], np.int32), max_tokens=2)  # type: ignore[arg-type]
+        request = trtllm.Request(np.array([1, 2, 3], np.int32), max_tokens=2)
         (tokens,) = wait_for_all(executor, [executor.enqueue_request(request)]).values()
     assert all(type(token) is int for token in tokens)
 
@@ -202,7 +202,7 @@ def test_perf_metrics_while_streaming(tiny_engine_dir: Path) -> None:
         done = False
         while not done:
             for response in executor.await_responses(request_id, datetime.timedelta(milliseconds=50)):
-                result = response.result  # type: ignore[union-attr]
+                result = response.result
                 done = result.is_final
                 metrics = result.request_perf_metrics
                 assert metrics is not None
