@@ -20,6 +20,7 @@ from batch_manager import (
     WaitingQueuePolicy,
     iteration_rows,
 )
+from batch_manager.policies.pause_governor import PauseGovernor
 from tests.batch_manager.harness import Harness, ids, sizes
 
 MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
@@ -180,13 +181,38 @@ def test_pauses_never_change_what_a_request_generates() -> None:
     assert outputs(12) == outputs(1000)
 
 
-def test_a_request_that_was_paused_twice_runs_to_its_end() -> None:
-    harness = Harness(num_blocks=12, capacity_scheduler_policy=MAX_UTILIZATION, max_batch_size=8)
-    chance = random.Random(5)
-    requests = [harness.add(request_id, chance.randint(5, 30), chance.randint(20, 80)) for request_id in range(60)]
-    harness.manager._life.governor.RISE = 0.0  # bold as long as it may be
+@pytest.mark.parametrize("max_pauses", [1, 2, 3])
+def test_no_request_is_paused_more_often_than_the_bound_however_bold_admission_is(
+    max_pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PauseGovernor, "RISE", 0.0)
+    chance = random.Random(max_pauses)
+    most = 0
+    for _ in range(20):
+        harness = Harness(
+            num_blocks=12,
+            max_batch_size=8,
+            capacity_scheduler_policy=MAX_UTILIZATION,
+            max_pauses_per_request=max_pauses,
+        )
+        for request_id in range(20):
+            harness.add(request_id, chance.randint(5, 30), chance.randint(20, 80))
+        requests = list(harness.manager._life.requests.values())
+        harness.run()
+        most = max(most, *(request.num_pauses for request in requests))
+    assert most == max_pauses
+
+
+def test_a_partial_hit_that_would_cost_one_block_too_many_is_passed_over() -> None:
+    """The block that is copied from stays beside its copy; a request that needs the whole pool cannot have that."""
+    harness = Harness(num_blocks=6, tokens_per_block=4, enable_block_reuse=True)
+    harness.add(0, range(1, 13), 1)
     harness.run()
-    assert max(request.num_pauses for request in requests) == 2
+    request = harness.add(1, [1, 2, 3, 4, 5, 6, 9, *range(20, 29)], 9)
+    harness.step()
+    assert (request.num_reused_tokens, len(request.block_ids)) == (4, 4)
+    harness.run()
+    assert request.finish_reason is FinishReason.LENGTH
 
 
 def test_a_paused_request_comes_back_before_later_ones_of_its_priority() -> None:
