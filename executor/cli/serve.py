@@ -15,6 +15,7 @@ from executor.cli import options
 from executor.cli.opening import configure_logging, end_ids, one_line_errors, opened_executor, opened_tokenizer
 from executor.guided_decoding import can_guide
 from executor.serving.credentials import Credentials
+from executor.serving.garbage import settle_garbage_collector
 from executor.serving.grpc_server import GrpcConfig
 from executor.serving.server import Ports, Server, ServerConfig, serve_until_signal
 
@@ -169,6 +170,7 @@ def serve(
             if ports.http is not None:
                 typer.echo(f"http on {host}:{ports.http}")
 
+        settle_garbage_collector()
         asyncio.run(run())
 
 

@@ -24,6 +24,7 @@ _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _SERVED_NAMES = ("", _INFERENCE.full_name, _CONTROL.full_name)
 _HEALTH_INTERVAL_SECONDS = 0.5
+_KEEPALIVE_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),  # a client that vanished without a word is noticed
                 ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a silent partner
             ],
         )

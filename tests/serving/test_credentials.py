@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from executor.client import AsyncInferenceClient, ConnectionOptions, Delta
@@ -49,6 +51,18 @@ async def test_a_tls_server_talks_to_clients_that_trust_it_and_to_nobody_in_plai
         with pytest.raises(Exception, match=r".") as caught:
             await says(server.target)
         assert not isinstance(caught.value, AssertionError)
+
+
+@needs_openssl
+async def test_http_is_https_with_a_certificate(certificates: Path) -> None:
+    credentials = Credentials.load(certificate=certificates / "own.pem", private_key=certificates / "own.key")
+    async with running_server(credentials=credentials, http=True) as server:
+        trusted = ssl.create_default_context(cafile=certificates / "ca.pem")
+        async with httpx.AsyncClient(verify=trusted) as client:
+            url = server.url.replace("http://", "https://")
+            assert (await client.get(f"{url}/health")).json() == {"status": "serving"}
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"{server.url}/health")
 
 
 @needs_openssl

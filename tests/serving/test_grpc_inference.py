@@ -320,6 +320,32 @@ async def test_clients_that_leave_at_random_moments_leave_nothing_behind(num_cli
         assert text_of(await server.generate(text="ok", max_tokens=2)) == "ok"
 
 
+@pytest.mark.parametrize("seconds", [pytest.param(2.0), pytest.param(600.0, marks=pytest.mark.long)])
+async def test_64_concurrent_streams_all_end(seconds: float) -> None:
+    """Forty clients at once have stopped servers for good."""
+    executor = FakeExecutor(step_seconds=0.001)
+    choices = random.Random(0)
+    async with running_server(executor) as server:
+        until_time = asyncio.get_running_loop().time() + seconds
+
+        async def client(number: int) -> int:
+            num_done = 0
+            while asyncio.get_running_loop().time() < until_time:
+                length = choices.randint(1, 80)
+                text = f"client {number} " * choices.randint(1, 20)
+                events = await server.generate(text=text, max_tokens=length, streaming=choices.random() < 0.8)
+                assert [event.finished.usage.completion_tokens for event in events if event.HasField("finished")] == [
+                    length
+                ]
+                assert text_of(events) == (text * (length // len(text) + 1))[:length]
+                num_done += 1
+            return num_done
+
+        done = await asyncio.gather(*(client(number) for number in range(64)))
+        assert min(done) > 0
+        assert executor.num_unfinished_requests == 0
+
+
 async def read_all(call: grpc.aio.UnaryStreamCall) -> int:
     return sum([event.HasField("finished") async for event in call])
 
