@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor import GuidedDecodingParams
 from executor.cli import app
-from executor.client import AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
+from executor.client import AsyncGeneration, AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
 from protos.inflight.v1 import control_pb2, control_pb2_grpc
 from tests.serving.tiny_engine_dir import build_tiny_engine
 
@@ -150,8 +151,33 @@ def test_clients_that_are_killed_leave_no_request_behind(server: str) -> None:
         while observer.load(timeout=5).num_unfinished_requests:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        latest = observer.load(timeout=5).latest_iteration
-        assert latest.used_num_blocks == 0 or latest.num_active_requests > 0
+        _ = list(observer.generate("y", max_tokens=2, ignore_eos=True, timeout=60))
+        assert observer.load(timeout=5).latest_iteration.used_num_blocks == 0
+
+
+async def test_clients_that_leave_at_random_moments_leave_no_block_in_use(server: str) -> None:
+    """Blocks of requests whose clients had gone were once kept."""
+    moments = random.Random(0)
+    async with AsyncInferenceClient(server) as client:
+
+        async def leave(number: int) -> None:
+            generation = client.generate(f"{number} " * 20, max_tokens=150, ignore_eos=True, timeout=60)
+            reading = asyncio.ensure_future(read_all(generation))
+            await asyncio.wait([reading], timeout=moments.uniform(0, 0.5))
+            generation.cancel()
+            reading.cancel()
+            await asyncio.wait([reading])
+
+        await asyncio.gather(*(leave(number) for number in range(100)))
+        async with asyncio.timeout(30):
+            while (await client.load()).num_unfinished_requests:
+                await asyncio.sleep(0.02)
+        assert await read_all(client.generate("y", max_tokens=2, ignore_eos=True, timeout=60)) == 1
+        assert (await client.load()).latest_iteration.used_num_blocks == 0
+
+
+async def read_all(generation: AsyncGeneration) -> int:
+    return sum([isinstance(event, Finished) async for event in generation])
 
 
 def test_sigterm_finishes_open_requests_and_ends_with_0(engine_dir: Path) -> None:
