@@ -58,14 +58,19 @@ class LeaseBook:
         private_blocks: Iterable[int] = (),
         expires_at: float | None = None,
     ) -> Lease:
-        lease = Lease(self._next_id, owner, iteration, call, list(nodes), list(private_blocks), expires_at)
+        lease = Lease(self._next_id, owner, iteration, call, list(nodes), expires_at=expires_at)
         self._next_id += 1
         for node in lease.nodes:
             self._pool.hold(node)
-        for block_id in lease.private_blocks:
-            self.counts[block_id] = self.counts.get(block_id, 0) + 1
+        for block_id in private_blocks:
+            self.keep(lease, block_id)
         self.leases[lease.lease_id] = lease
         return lease
+
+    def keep(self, lease: Lease, private_block: int) -> None:
+        """The lease keeps this block of a request as well."""
+        lease.private_blocks.append(private_block)
+        self.counts[private_block] = self.counts.get(private_block, 0) + 1
 
     def end(self, lease_id: int) -> Lease:
         """Raises `BlockOwnershipError` when there is no such lease: a lease ends once."""

@@ -43,7 +43,7 @@ class BlockTables:
         self.holdings: dict[int, Holding] = {}
         """By request id."""
         self._copies: list[Lease] = []
-        """Sources of copies that the next step carries out."""
+        """Sources and targets of copies that the next step carries out: neither changes hands before it has."""
         self._copies_in_flight: dict[int, list[Lease]] = {}
         self._num_allocated = self._num_new = self._num_reused = self._num_missed = 0
 
@@ -173,9 +173,12 @@ class BlockTables:
                 request.block_ids.append(self.cache.take_over(node))
                 self._num_allocated += 1
             else:
-                self._copies.append(self.leases.take(COPY_OWNER, self.next_iteration, "allocate", [node]))
+                lease = self.leases.take(COPY_OWNER, self.next_iteration, "allocate", [node])
                 self._grant(holding, 1, "allocate, copy of a partly matching block")
-                copies.append(BlockCopy(source, request.block_ids[num_found], num_copied))
+                target = request.block_ids[num_found]
+                self.leases.keep(lease, target)
+                self._copies.append(lease)
+                copies.append(BlockCopy(source, target, num_copied))
         self._grant(holding, num_blocks - len(request.block_ids), "allocate")
         request.num_computed_tokens = request.num_reused_tokens = reuse.num_tokens
         self._num_reused += num_found

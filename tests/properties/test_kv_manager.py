@@ -48,6 +48,9 @@ class KvManagerMachine(RuleBasedStateMachine):
         self.live: dict[int, Request] = {}
         self.stored: dict[int, Prefix] = {}
         self.next_id = self.next_iteration = 0
+        self.copy_targets: dict[int, tuple[int, str]] = {}
+        """By request: where the target of its copy begins, and the copy's name."""
+        self.stored_targets: dict[str, Prefix] = {}
         self.copy_holds: list[tuple[Prefix, str]] = []
         self.copies_in_flight: dict[int, list[tuple[Prefix, str]]] = {}
         self.read_by_step: dict[int, set[int]] = {}
@@ -134,6 +137,7 @@ class KvManagerMachine(RuleBasedStateMachine):
                 name = f"copy for {owner}"
                 naive.hold(source, name)
                 self.copy_holds.append((source, name))
+                self.copy_targets[request.request_id] = (num_whole, name)
                 assert [(c.target, c.num_tokens) for c in copies] == [(new_blocks[0], reuse.partial.num_tokens)]
             else:
                 del naive.entries[source]
@@ -186,9 +190,16 @@ class KvManagerMachine(RuleBasedStateMachine):
         self.kv.store(request, request.num_computed_tokens)
         priority = request.retention.decode_retention_priority if request.retention else 35
         for end in range(len(stored) + self.size, request.num_computed_tokens + 1, self.size):
-            prefix = (namespace, tuple(request.token_ids[:end]))
-            self.naive.store(prefix, self.owner(request), priority)
-            self.stored[request.request_id] = prefix
+            self.store_prefix(request, (namespace, tuple(request.token_ids[:end])), priority)
+
+    def store_prefix(self, request: Request, prefix: Prefix, priority: int) -> None:
+        is_new = prefix not in self.naive.entries
+        self.naive.store(prefix, self.owner(request), priority)
+        self.stored[request.request_id] = prefix
+        start, name = self.copy_targets.get(request.request_id, (-1, ""))
+        if is_new and len(self.naive.parent(prefix)[1]) == start:
+            self.naive.hold(prefix, f"target of {name}")
+            self.stored_targets[name] = prefix
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -208,12 +219,15 @@ class KvManagerMachine(RuleBasedStateMachine):
         tokens = tuple(request.token_ids[: request.num_computed_tokens])
         if self.partial and len(stored) < len(tokens) and (namespace, tokens) not in self.naive.entries:
             priority = request.retention.decode_retention_priority if request.retention else 35
-            self.naive.store((namespace, tokens), self.owner(request), priority)
-            self.stored[request.request_id] = (namespace, tokens)
+            self.store_prefix(request, (namespace, tokens), priority)
         self.release_request(request)
 
     def release_request(self, request: Request) -> None:
         self.kv.release(request)
+        _, name = self.copy_targets.pop(request.request_id, (0, ""))
+        if name and name not in self.stored_targets:
+            self.naive.private[self.owner(request)] -= 1
+            self.naive.private[name] = 1
         self.naive.give_back(self.owner(request))
         prefix = self.stored.pop(request.request_id)
         if prefix[1]:
@@ -262,7 +276,11 @@ class KvManagerMachine(RuleBasedStateMachine):
         self.kv.end_step(iteration)
         self.naive.end_step(iteration)
         for prefix, name in self.copies_in_flight.pop(iteration):
+            self.naive.give_back(name)
+            if name in self.stored_targets:
+                self.naive.unhold(self.stored_targets.pop(name), f"target of {name}")
             self.naive.unhold(prefix, name)
+            self.copy_targets = {r: target for r, target in self.copy_targets.items() if target[1] != name}
         del self.read_by_step[iteration]
 
     @invariant()
