@@ -326,6 +326,10 @@ class BlockTables:
                 self.cache.on_moved(node, old_tier, CacheTier.DEVICE)
         else:
             pool.hold(node)
+            if not (self.cache.transfers and node in self.cache.transfers.loading):
+                # Others computed the same before: one block is enough for all of them.
+                self.leases.give_back(holding.request.block_ids[index])
+                holding.request.block_ids[index] = node.block_id
         if self.cache.window is None and holding.held:
             pool.unhold(holding.held.pop())
         holding.held.append(node)
