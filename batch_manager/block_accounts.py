@@ -60,6 +60,10 @@ class BlockAccounts(Protocol):
         """Make full blocks below `num_tokens` findable."""
         ...
 
+    def store_last(self, request: Request, num_tokens: int) -> None:
+        """Make what a request that ends has computed findable up to `num_tokens`, a block that is not full included."""
+        ...
+
     def release(self, request: Request, now: float) -> None:
         """Take everything back."""
         ...
@@ -138,6 +142,9 @@ class PagedBlocks:
         request.next_store = (num_tokens // size + 1) * size
         self.kv.store(request, num_tokens)
 
+    def store_last(self, request: Request, num_tokens: int) -> None:
+        self.kv.store_last_block(request, num_tokens)
+
     def release(self, request: Request, now: float) -> None:
         num_blocks = len(request.block_ids)
         request.receipt.stop(now, num_blocks, request.num_reused_tokens, request.num_computed_tokens)
@@ -195,6 +202,9 @@ class NoBlocks:
         return True
 
     def store(self, request: Request, num_tokens: int) -> None:
+        """There is nothing to store."""
+
+    def store_last(self, request: Request, num_tokens: int) -> None:
         """There is nothing to store."""
 
     def release(self, request: Request, now: float) -> None:

@@ -28,7 +28,7 @@ def commit(
     check_counts(plan, sampled)
     store = life.blocks.store
     progress: list[Progress] = []
-    ended: list[tuple[Request, FinishReason]] = []
+    ended: list[tuple[Request, FinishReason, int]] = []
     for entry, tokens in zip(plan.scheduled, sampled, strict=True):
         request, start, size, _, num_drafts, _, _, samples, _ = entry
         state = request.state
@@ -60,9 +60,11 @@ def commit(
         if state is not RUNNING:
             life.waiting.num_tokens += len(new_tokens)
         if reason is not NOT_FINISHED:
-            ended.append((request, reason))
+            ended.append((request, reason, end))
         progress.append(new_tuple(Progress, (request, new_tokens, reason, num_accepted)))
-    for request, reason in ended:
+    for request, reason, end in ended:
+        if request.state is RUNNING:
+            life.blocks.store_last(request, end)
         life.finish(request, reason)
     if ended:
         life.sweep()

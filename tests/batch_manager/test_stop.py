@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from batch_manager import FinishReason, InvalidSampledTokensError, Request
+from batch_manager import CapacitySchedulerPolicy, FinishReason, InvalidSampledTokensError, Request
 from batch_manager.speculation import SpeculationStats
 from batch_manager.stop import append_until_stop
 from tests.batch_manager.harness import Harness
@@ -152,3 +152,17 @@ def test_drafts_are_not_scheduled_with_a_chunk_that_is_not_the_last() -> None:
         harness.manager.update(plan, [tokens])
     assert [entry.num_draft_tokens for entry in entries] == [0, 0, 2]
     assert [entry.num_scheduled_tokens for entry in entries] == [8, 8, 6]
+
+
+def test_drafts_take_free_blocks_but_nobody_is_paused_for_them() -> None:
+    harness = Harness(num_blocks=10, capacity_scheduler_policy=CapacitySchedulerPolicy.MAX_UTILIZATION)
+    requests = [harness.add(request_id, 26, 50) for request_id in range(2)]
+    drafted = []
+    while not any(plan_request.num_pauses for plan_request in requests):
+        for request in requests:
+            request.draft_token_ids = [1] * 9
+        plan = harness.manager.schedule()
+        drafted.append([entry.num_draft_tokens for entry in plan.scheduled])
+        harness.manager.update(plan, [[5] if entry.samples else [] for entry in plan.scheduled])
+    assert [9, 9] in drafted
+    assert len(requests[1].token_ids) == 51, "as without drafts: both run until each needs a sixth block"
