@@ -59,6 +59,11 @@ def _check_tables(manager: KvCacheManager) -> None:
         request = holding.request
         table = [block_id for block_id in request.block_ids if block_id != NO_BLOCK]
         _require(len(set(table)) == len(table), f"request {request.request_id}: a block twice in {table}")
+        kept = [node.block_id for node in holding.tip.path()]
+        _require(
+            request.block_ids[holding.num_retired : holding.num_stored] == kept[holding.num_retired :],
+            f"request {request.request_id}: its place in the tree is {kept}, its table {request.block_ids}",
+        )
         for block_id in table:
             _require(0 <= block_id < manager.num_blocks, f"request {request.request_id}: no block {block_id}")
             if manager.pool.cached[block_id] is None:

@@ -26,8 +26,7 @@ class Holding:
     """A request's place in the tree, and where its blocks came from.
 
     `held` are nodes: with full attention only the deepest one (it keeps all before it), with an attention window one
-    for each stored block that has not fallen out. The table's blocks need not be theirs: a request that computed what
-    another had stored meanwhile keeps its own blocks, and goes on in the tree behind the other's.
+    for each stored block that has not fallen out. Their blocks are the table's first `num_stored` ones.
     """
 
     __slots__ = ("grants", "held", "next_boundary", "num_retired", "num_stored", "request", "retention", "root", "tip")

@@ -95,7 +95,7 @@ def _entries(manager: KvCacheManager) -> Iterator[LedgerEntry]:
         (OwnerKind.QUARANTINE, manager.quarantine),
     ):
         for holding in holdings:
-            yield from _entries_of_holding(manager, kind, holding)
+            yield from _entries_of_holding(kind, holding)
     for lease in manager.leases.leases.values():
         owner = f"lease {lease.lease_id} ({lease.owner})"
         blocks = {node.block_id for node in _kept_by(manager, lease.nodes)}.union(lease.private_blocks)
@@ -119,7 +119,7 @@ def _entries(manager: KvCacheManager) -> Iterator[LedgerEntry]:
             yield LedgerEntry(block_id, OwnerKind.TREE, "tree", None, None)
 
 
-def _entries_of_holding(manager: KvCacheManager, kind: OwnerKind, holding: Holding) -> Iterator[LedgerEntry]:
+def _entries_of_holding(kind: OwnerKind, holding: Holding) -> Iterator[LedgerEntry]:
     owner = f"request {holding.request.request_id}"
     block_ids = holding.request.block_ids
     ends = [grant.first_index for grant in holding.grants[1:]] + [len(block_ids)]
@@ -127,9 +127,6 @@ def _entries_of_holding(manager: KvCacheManager, kind: OwnerKind, holding: Holdi
         for block_id in block_ids[grant.first_index : end]:
             if block_id != NO_BLOCK:
                 yield LedgerEntry(block_id, kind, owner, grant.iteration, grant.call)
-    for node in _kept_by(manager, holding.held):
-        if node.block_id not in block_ids:
-            yield LedgerEntry(node.block_id, kind, owner, None, "store, computed by another request as well")
 
 
 def _kept_by(manager: KvCacheManager, held: Iterable[CachedBlock]) -> Iterator[CachedBlock]:

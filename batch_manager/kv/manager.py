@@ -26,7 +26,7 @@ class KvCacheManager(BlockTables):
     """Block tables, the reuse tree, eviction, tiers, pins, and an account of every block of one pool.
 
     Not thread-safe: one thread, the scheduler's, makes all calls. A block table grows at its end only, except that
-    entries outside the attention window become `NO_BLOCK`, and that `store` exchanges a block for the one that another
+    entries outside the attention window become `NO_BLOCK`, and that `store` exchanges a block for the one another
     request has filled with the same content before.
 
     Args:

@@ -254,6 +254,8 @@ class BlockTables:
     def store(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks below `num_tokens` findable; give back those that fell out of the attention window.
 
+        Where others have stored the same content meanwhile, the table names their block from now on.
+
         `num_tokens` counts committed tokens whose K and V are in the pool or written by a step already begun, never
         drafts that may be rejected. Nearly free unless a block filled up.
 
@@ -306,11 +308,15 @@ class BlockTables:
         while holding.num_stored < num_full and holding.tip.is_attached:
             # A tip that was cleared, or lost in a failed load, cannot be found, nor could what is behind it.
             start = holding.num_stored * size
-            self._store_block(holding, block_key(holding.request, start, start + size), stored)
+            if not self._store_block(holding, block_key(holding.request, start, start + size), stored):
+                break
         self._announce(holding, stored)
 
-    def _store_block(self, holding: Holding, key: BlockKey, stored: list[CachedBlock]) -> None:
-        """The next block of the table becomes the home of content `key`, unless that has one; `stored` collects it."""
+    def _store_block(self, holding: Holding, key: BlockKey, stored: list[CachedBlock]) -> bool:
+        """The next block of the table becomes the home of content `key`, or gives way to the block that is already.
+
+        `stored` collects new homes. False: that block is being loaded, so neither is possible yet.
+        """
         pool, index = self.pool, holding.num_stored
         node = holding.tip.children.get(key)
         if node is None:
@@ -324,17 +330,19 @@ class BlockTables:
                 stored.append(node)
             else:
                 self.cache.on_moved(node, old_tier, CacheTier.DEVICE)
+        elif self.cache.transfers is not None and node in self.cache.transfers.loading:
+            return False
         else:
+            # Others have computed the same: one block is enough for all, and who held both had more than it asked for.
             pool.hold(node)
-            if not (self.cache.transfers and node in self.cache.transfers.loading):
-                # Others computed the same before: one block is enough for all of them.
-                self.leases.give_back(holding.request.block_ids[index])
-                holding.request.block_ids[index] = node.block_id
+            self.leases.give_back(holding.request.block_ids[index])
+            holding.request.block_ids[index] = node.block_id
         if self.cache.window is None and holding.held:
             pool.unhold(holding.held.pop())
         holding.held.append(node)
         holding.tip = node
         holding.num_stored = index + 1
+        return True
 
     def _announce(self, holding: Holding, stored: list[CachedBlock]) -> None:
         if stored and self.cache.events:

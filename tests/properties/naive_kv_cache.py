@@ -133,10 +133,13 @@ class NaiveKvCache:
             self.fenced_private[self.latest] = self.fenced_private.get(self.latest, 0) + count
 
     def store(self, prefix: Prefix, owner: str, priority: int) -> None:
-        """`prefix` is one block longer than what `owner` stored before: its block becomes findable, or is a double."""
-        if prefix not in self.entries:
+        """`prefix` is a block longer than what `owner` stored before: its block becomes findable, or is given back."""
+        self.private[owner] -= 1
+        if prefix in self.entries:
+            self.private["double"] = 1
+            self.give_back("double")
+        else:
             self.entries[prefix] = Entry(created=self.tick(), priority=priority)
-            self.private[owner] -= 1
         self.hold(prefix, owner)
 
     def begin_step(self, iteration: int) -> None:

@@ -193,13 +193,20 @@ class KvManagerMachine(RuleBasedStateMachine):
             self.store_prefix(request, (namespace, tuple(request.token_ids[:end])), priority)
 
     def store_prefix(self, request: Request, prefix: Prefix, priority: int) -> None:
-        is_new = prefix not in self.naive.entries
-        self.naive.store(prefix, self.owner(request), priority)
-        self.stored[request.request_id] = prefix
+        naive = self.naive
         start, name = self.copy_targets.get(request.request_id, (-1, ""))
-        if is_new and len(self.naive.parent(prefix)[1]) == start:
-            self.naive.hold(prefix, f"target of {name}")
-            self.stored_targets[name] = prefix
+        is_target = len(naive.parent(prefix)[1]) == start
+        if is_target and prefix in naive.entries:  # the copy keeps the block that the request gives back
+            naive.private[name] = 1
+            naive.private[self.owner(request)] -= 1
+            naive.hold(prefix, self.owner(request))
+            del self.copy_targets[request.request_id]
+        else:
+            naive.store(prefix, self.owner(request), priority)
+            if is_target:
+                naive.hold(prefix, f"target of {name}")
+                self.stored_targets[name] = prefix
+        self.stored[request.request_id] = prefix
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
