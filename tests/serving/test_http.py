@@ -80,6 +80,18 @@ async def test_a_streamed_chat_completion_is_the_same_text() -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_usage_comes_with_every_chunk_where_asked() -> None:
+    async with openai_client() as (client, _):
+        stream = await client.chat.completions.create(
+            model="fake", messages=user("ab"), max_tokens=9, stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+        )  # fmt: skip
+        counts = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage is not None]
+    assert counts == sorted(counts)
+    assert counts[-1] == 9
+    assert len(counts) >= 3
+
+
 async def test_completions_take_text_and_token_ids_one_or_many() -> None:
     async with openai_client() as (client, _):
         for prompt, texts in (

@@ -20,6 +20,7 @@ from executor.serving.generation import SlowReaderError
 from executor.serving.http.api import FINISH_REASONS, Api, ChoiceState
 from executor.serving.http.connection import ClientLeftError, ending_with_the_connection
 from executor.serving.http.errors import error_body, error_response
+from executor.serving.http.parameters import UsageReports
 from executor.serving.stream import GenerationStream
 from executor.text import Tokenizer
 
@@ -42,7 +43,7 @@ class Answer(Response):
         model_name: str,
         tokenizer: Tokenizer | None,
         streaming: bool,
-        include_usage: bool,
+        usage_reports: UsageReports,
         prompt_tokens: int,
         outputs_each: int,
     ) -> None:
@@ -50,10 +51,10 @@ class Answer(Response):
         self._streams = streams
         self._tokenizer = tokenizer
         self._streaming = streaming
-        self._include_usage = include_usage
+        self._usage_reports = usage_reports
         self._outputs_each = outputs_each
         self._choices = [ChoiceState() for _ in range(len(streams) * outputs_each)]
-        self._usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}
+        self._prompt_tokens = prompt_tokens
         self._reused_tokens = [0] * len(streams)
         self._head = {
             "id": api.id_prefix + uuid.uuid4().hex,
@@ -85,7 +86,7 @@ class Answer(Response):
         except RequestError as error:
             return error_response(error)
         choices = [self._api.choice(index, state, self._tokenizer) for index, state in enumerate(self._choices)]
-        return JSONResponse({**self._head, "choices": choices, "usage": self._whole_usage()})
+        return JSONResponse({**self._head, "choices": choices, "usage": self._usage()})
 
     async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -109,30 +110,38 @@ class Answer(Response):
         except RequestError as error:
             await write(json.dumps(error_body(error)))
         else:
-            if self._include_usage:
-                await write(self._chunk([], usage=self._whole_usage()))
+            if self._usage_reports is not UsageReports.NONE:
+                await write(self._chunk([], is_last=True))
         await write("[DONE]", more=False)
 
     def _note(self, prompt_index: int, event: Event) -> int:
         """Take in an event; returns the index of its choice (0 for those that have none)."""
         if isinstance(event, Delta):
-            return prompt_index * self._outputs_each + event.output_index
+            index = prompt_index * self._outputs_each + event.output_index
+            self._choices[index].num_tokens += len(event.token_ids)
+            return index
         if isinstance(event, Finished):
             index = prompt_index * self._outputs_each + event.output_index
             self._choices[index].finish_reason = event.finish_reason
-            self._usage["completion_tokens"] += event.usage.completion_tokens
-            self._usage["total_tokens"] += event.usage.completion_tokens
             self._reused_tokens[prompt_index] = max(self._reused_tokens[prompt_index], event.usage.reused_tokens)
             return index
         return 0
 
-    def _whole_usage(self) -> dict[str, Any]:
-        return {**self._usage, "prompt_tokens_details": {"cached_tokens": sum(self._reused_tokens)}}
+    def _usage(self) -> dict[str, Any]:
+        """Token counts so far."""
+        completion_tokens = sum(state.num_tokens for state in self._choices)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._reused_tokens)},
+        }
 
-    def _chunk(self, choices: list[dict[str, Any]], *, usage: dict[str, Any] | None = None) -> str:
+    def _chunk(self, choices: list[dict[str, Any]], *, is_last: bool = False) -> str:
         chunk = {**self._head, "choices": choices}
-        if self._include_usage:
-            chunk["usage"] = usage
+        if self._usage_reports is not UsageReports.NONE:
+            reported = is_last or self._usage_reports is UsageReports.EVERY_CHUNK
+            chunk["usage"] = self._usage() if reported else None
         return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -50,6 +50,7 @@ class ChoiceState:
     """One choice while it is written."""
 
     text_length: int = 0
+    num_tokens: int = 0
     is_begun: bool = False
     delta: Delta | None = None
     """All of it, for an answer that does not stream."""

@@ -114,7 +114,7 @@ class HttpApi:
             model_name=self._model_name,
             tokenizer=self._generation.tokenizer,
             streaming=parameters.streaming,
-            include_usage=parameters.include_usage,
+            usage_reports=parameters.usage_reports,
             prompt_tokens=sum(stream.accepted.prompt_tokens for stream in streams),
             outputs_each=parameters.num_return_sequences,
         )

@@ -1,7 +1,8 @@
 """What completions and chat completions have in common: sampling, limits, formats.
 
 Beside OpenAI's parameters the usual extensions are read: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`stop_token_ids`, `ignore_eos`, `include_stop_str_in_output`, `priority`, `allotted_time_ms`, `cache_salt_id`.
+`stop_token_ids`, `ignore_eos`, `include_stop_str_in_output`, `priority`, `allotted_time_ms`, `cache_salt_id`,
+`stream_options.continuous_usage_stats`.
 Defaults are OpenAI's: a temperature of 1, where gRPC's is greedy.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from executor.api.errors import InvalidRequestError
@@ -19,6 +21,15 @@ from executor.serving.generation_request import GenerationRequest, Prompt
 from executor.serving.http.body import Body, choice_of
 
 _SEED_RANGE = 2**64
+
+
+class UsageReports(Enum):
+    """Which chunks of a stream carry token counts."""
+
+    NONE = "none"
+    LAST_CHUNK = "last_chunk"
+    EVERY_CHUNK = "every_chunk"
+    """As far as they go: an extension that benchmark clients ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,7 @@ class Parameters:
     allotted_time_ms: int | None
     guided_decoding_params: GuidedDecodingParams | None
     streaming: bool
-    include_usage: bool
+    usage_reports: UsageReports
 
     def requests(
         self,
@@ -86,11 +97,18 @@ def take_parameters(body: Body) -> Parameters:
     body.only("service_tier", "auto", "default")
     streaming = body.flag("stream")
     options = body.nested("stream_options")
-    include_usage = False
+    usage_reports = UsageReports.NONE
     if options is not None:
         if not streaming:
             raise InvalidRequestError("stream_options needs stream", field="stream_options")
-        include_usage = options.flag("include_usage")
+        include_usage, continuously = options.flag("include_usage"), options.flag("continuous_usage_stats")
+        if include_usage:
+            usage_reports = UsageReports.EVERY_CHUNK if continuously else UsageReports.LAST_CHUNK
+        elif continuously:
+            raise InvalidRequestError(
+                "stream_options.continuous_usage_stats needs include_usage",
+                field="stream_options.continuous_usage_stats",
+            )
         options.only("include_obfuscation", False)
         options.finish()
     temperature = body.number("temperature")
@@ -119,7 +137,7 @@ def take_parameters(body: Body) -> Parameters:
         allotted_time_ms=body.integer("allotted_time_ms", least=0),
         guided_decoding_params=_take_response_format(body),
         streaming=streaming,
-        include_usage=include_usage,
+        usage_reports=usage_reports,
     )
 
 
