@@ -209,7 +209,7 @@ def test_a_recorded_conversation_finds_the_same_answers_in_the_cache_again(tmp_p
         BatchManagerConfig(), KvCacheConfig(num_blocks=64, tokens_per_block=4), LinearCost(1.0), [metrics]
     )
     simulation.run(recorded(tmp_path / "run.jsonl"))
-    assert metrics.num_reused_tokens == requests[1].receipt.num_reused_tokens == 12
+    assert metrics.num_reused_tokens == requests[1].receipt.num_reused_tokens == 13
     assert {reason.name: count for reason, count in metrics.num_ended.items()} == {
         "END_ID": 1,
         "LENGTH": 1,

@@ -223,11 +223,13 @@ DECISIONS_ASKED_BY_THE_BATCH_MANAGER = {
     "holding_of",
     "is_current",
     "is_loading",
+    "num_fenced_blocks",
     "num_free_blocks",
     "num_new_blocks",
     "next_iteration",
     "release",
     "store",
+    "store_last_block",
 }
 LOOKS_AT_THE_CACHE = {"check_invariants", "ledger", "snapshot_events", "stats", "take_events"}
 
