@@ -221,8 +221,6 @@ class PrefixCache:
         if self.events is not None:
             self.events.removed(node)
         # Outside an attention window a block without content may still be the way to others; nobody needs it as a leaf.
-        while not (node.children or node.is_root or node.block_id != NO_BLOCK):
-            parent = node.parent
-            assert parent is not None
+        while not node.children and node.block_id == NO_BLOCK and (parent := node.parent) is not None:
             self.tree.detach(node)
             node = parent

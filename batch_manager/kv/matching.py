@@ -36,17 +36,19 @@ def block_key(request: Request, start: int, end: int) -> BlockKey:
 
 def match_prefix(root: CachedBlock, request: Request, tokens_per_block: int, limit: int) -> list[CachedBlock]:
     """The cached blocks of the request's first `limit` tokens, first ones first: whole blocks without a gap."""
-    tokens, node = request.token_ids, root
+    tokens, spans = request.token_ids, request.multimodal_spans
     path: list[CachedBlock] = []
+    children = root.children
     for start in range(0, limit - tokens_per_block + 1, tokens_per_block):
-        key: BlockKey = tuple(tokens[start : start + tokens_per_block])
-        if request.multimodal_spans:
-            key += multimodal_tags(request.multimodal_spans, start, start + tokens_per_block)
-        child = node.children.get(key)
+        end = start + tokens_per_block
+        key: BlockKey = tuple(tokens[start:end])
+        if spans:
+            key += multimodal_tags(spans, start, end)
+        child = children.get(key)
         if child is None:
             break
         path.append(child)
-        node = child
+        children = child.children
     return path
 
 

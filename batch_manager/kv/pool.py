@@ -112,7 +112,8 @@ class BlockPool:
                 return
             if node.fence == NOT_FENCED:
                 self.num_evictable -= 1
-                self.queue.discard(node.block_id)
+                if not (self._keeps_prefix and node.num_resident_children):
+                    self.queue.discard(node.block_id)
             else:
                 node.fence = NOT_FENCED
                 self.num_fenced -= 1

@@ -70,7 +70,7 @@ class RadixTree:
         del parent.children[node.key]
         if parent.ordered_keys is not None:
             del parent.ordered_keys[bisect_left(parent.ordered_keys, node.key)]
-        detached = [node, *self.behind(node)]
+        detached = [node, *self.behind(node)] if node.children else [node]
         for gone in detached:
             gone.is_attached = False
         self.num_nodes -= len(detached)
