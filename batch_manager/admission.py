@@ -73,7 +73,7 @@ class Admission:
             return Blocked(request, WaitCode.BATCH_SIZE, num_running + 1, self.config.num_active_limit)
         if batch.rows_left < self.config.min_rows_per_sequence:
             return Blocked(request, WaitCode.TOKEN_BUDGET, self.config.min_rows_per_sequence, batch.rows_left)
-        if lifecycle.is_kv_short or request in lifecycle.paused:
+        if lifecycle.is_kv_short or request in lifecycle.settling:
             return Blocked(request, WaitCode.KV_CAPACITY, -(-len(request.token_ids) // blocks.tokens_per_block), 0)
         if not lifecycle.adapters.fits(request):
             needed = lifecycle.adapters.num_needed_pages(request)

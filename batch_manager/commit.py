@@ -104,8 +104,11 @@ def take_back_drafts(request: Request, num_drafts: int, num_accepted: int, specu
     request.draft_token_ids.clear()
     request.num_drafts_in_flight = 0
     request.num_tokens += num_accepted
+    num_rejected = num_drafts - num_accepted
     if request.state is RUNNING:
-        request.num_computed_tokens -= num_drafts - num_accepted
+        request.num_computed_tokens -= num_rejected
+    else:
+        request.receipt.take_back(num_rejected)
 
 
 def advance_context(request: Request, end: int, life: Lifecycle) -> None:

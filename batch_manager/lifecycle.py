@@ -55,14 +55,19 @@ class Lifecycle:
         self.iteration = 0
         self.paused: list[Request] = []
         """Paused in this iteration."""
+        self.settling: list[Request] = []
+        """Paused while a step they have a part in may be in flight: they are not admitted before it has ended, so that
+        what it samples belongs to where they left off."""
         self.is_kv_short = False
         """Whether in this iteration a running request found no blocks: nobody is admitted then."""
         self.awaiting_blocks: list[Request] = []
         """Running requests whose blocks come back when a step in flight ends."""
 
-    def begin_iteration(self, now: float) -> None:
+    def begin_iteration(self, now: float, is_step_in_flight: bool) -> None:
         self.now = now
         self.paused = []
+        if not is_step_in_flight:
+            self.settling.clear()
         self.is_kv_short = False
         self.awaiting_blocks = []
         self.blocks.num_promised_blocks = 0
@@ -150,6 +155,13 @@ class Lifecycle:
         self._back_to_line(request)
         self.governor.on_pause()
         self.paused.append(request)
+        self.settling.append(request)
+
+    def end_step(self, iteration: int) -> None:
+        """A step has ended. Whoever was paused before can have had a part in no other one: at most one step is in
+        flight while an iteration is planned."""
+        self.blocks.end_step(iteration)
+        self.settling.clear()
 
     def _back_to_line(self, request: Request) -> None:
         request.num_computed_tokens = 0

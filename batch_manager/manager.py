@@ -211,7 +211,7 @@ class BatchManager:
                 f"{self._in_flight[0].iteration} first"
             )
         life, config = self._life, self.config
-        life.begin_iteration(self._clock())
+        life.begin_iteration(self._clock(), bool(self._in_flight))
         timed_out = self._expire()
         if self._is_paused:
             return IterationPlan(life.iteration, [], 0, [], [], timed_out)
@@ -304,7 +304,7 @@ class BatchManager:
 
     def _end_step(self, plan: IterationPlan) -> None:
         self._in_flight.popleft()
-        self._life.blocks.end_step(plan.iteration)
+        self._life.end_step(plan.iteration)
 
     def abandon(self, plan: IterationPlan) -> list[Request]:
         """An iteration, or its `update`, failed: its live requests end, without a finish reason.

@@ -58,6 +58,8 @@ class MicroBatch:
         """`is_contended`: there is more than one request, so that the long-prompt cap counts."""
         self.rows_left = config.max_num_tokens
         """Rows neither scheduled nor claimed by a context."""
+        self._beam_width = 0
+        """Of all that is scheduled: that of the first in order, so that every width has its turn; 0: nothing is yet."""
         self.stalled: list[Stalled] = []
         self._generation: list[ScheduledRequest] = []
         self._contexts: list[Request] = []
@@ -85,8 +87,13 @@ class MicroBatch:
         rows_left = self.rows_left
         min_rows = self._min_rows
         scheduled = self._generation.append
-        beam_width = 0
+        beam_width = self._beam_width
         for request in requests:
+            if request.beam_width != beam_width:
+                if beam_width:
+                    self.stalled.append(Stalled(request, WaitCode.BEAM_WIDTH, request.beam_width, beam_width))
+                    continue
+                beam_width = request.beam_width
             start = request.num_computed_tokens
             if start < request.context_end:
                 contexts.append(request)
@@ -94,11 +101,6 @@ class MicroBatch:
             num_tokens = request.num_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is being sampled
-            if request.beam_width != beam_width:
-                if beam_width:
-                    self.stalled.append(Stalled(request, WaitCode.BEAM_WIDTH, request.beam_width, beam_width))
-                    continue
-                beam_width = request.beam_width
             num_drafts = 0
             cost = beam_width
             if request.draft_token_ids:
@@ -138,6 +140,7 @@ class MicroBatch:
                 )
             )
         self.rows_left = rows_left
+        self._beam_width = beam_width
 
     def _fit_drafts(self, request: Request, num_tokens: int, rows: int) -> int:
         """Cut the drafts to what tokens, rows and blocks allow; returns how many are left."""
@@ -158,7 +161,12 @@ class MicroBatch:
         return self._chunking.claim(demand, self.rows_left, self._rules) > 0
 
     def add_context(self, request: Request) -> None:
-        """Give an admitted context its place, if there are rows for it."""
+        """Give an admitted context its place, if there are rows for it and it has the iteration's beam width."""
+        if request.beam_width != self._beam_width:
+            if self._beam_width:
+                self.stalled.append(Stalled(request, WaitCode.BEAM_WIDTH, request.beam_width, self._beam_width))
+                return
+            self._beam_width = request.beam_width
         demand = self._demand(request, request.context_end - request.num_computed_tokens)
         rows = self._chunking.claim(demand, self.rows_left, self._rules)
         if not rows:

@@ -89,6 +89,13 @@ class Receipt:
         self.high_water = max(self.high_water, num_computed_tokens)
         self.paused_since = now
 
+    def take_back(self, num_tokens: int) -> None:
+        """The last so many of the positions given up in the last pause were drafts that proved wrong."""
+        self.num_computed_tokens -= num_tokens
+        self.high_water -= num_tokens
+        pause = self.pauses[-1]
+        self.pauses[-1] = pause._replace(num_lost_tokens=pause.num_lost_tokens - num_tokens)
+
     def finish(self, now: float, is_paused: bool) -> None:
         """The request ended; `is_paused`: it held no blocks, after having been admitted."""
         self.finish_time = now

@@ -6,7 +6,14 @@ from collections import deque
 
 import pytest
 
-from batch_manager import CapacitySchedulerPolicy, FinishReason, IterationPlan, RequestState, StepOrderError
+from batch_manager import (
+    CapacitySchedulerPolicy,
+    FinishReason,
+    IterationPlan,
+    RequestState,
+    StepOrderError,
+    WaitingQueuePolicy,
+)
 from tests.batch_manager.harness import Harness, sizes
 
 MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
@@ -77,6 +84,35 @@ def test_the_token_of_a_paused_request_that_was_in_flight_is_kept() -> None:
     assert (first.token_ids[-1], second.token_ids[-1]) == (41, 42)
     assert sizes(harness.manager.schedule()) == {0: 1}
     assert second.state is RequestState.PAUSED
+
+
+@pytest.mark.parametrize("drafts", [[], [5, 6, 7]])
+def test_a_paused_request_does_not_come_back_before_the_step_it_has_a_part_in_has_ended(drafts: list[int]) -> None:
+    """Its blocks are taken for an urgent request, which is cancelled before it could have them."""
+    harness = Harness(
+        num_blocks=10,
+        max_steps_in_flight=2,
+        capacity_scheduler_policy=MAX_UTILIZATION,
+        waiting_queue_policy=WaitingQueuePolicy.PRIORITY,
+    )
+    request = harness.add(0, 18, 20, priority=0.1)
+    harness.step()
+    harness.step()
+    request.draft_token_ids = list(drafts)
+    in_flight = harness.manager.schedule()
+    harness.add(1, 81, 5, priority=1.0)
+    assert harness.manager.schedule().paused == [request]
+    harness.manager.cancel_request(1)
+    assert harness.manager.schedule().is_empty
+    harness.manager.update(in_flight, [[*drafts[:1], 42]])
+    harness.run()
+    assert request.token_ids[20 : 21 + len(drafts[:1])] == [*drafts[:1], 42]
+    assert request.finish_reason is FinishReason.LENGTH
+    receipt = request.receipt
+    num_lost = 20 + len(drafts[:1])
+    assert [pause.num_lost_tokens for pause in receipt.pauses] == [num_lost]
+    assert receipt.num_recomputed_tokens == num_lost
+    assert receipt.num_computed_tokens == num_lost + 18 + 20 - 1
 
 
 def test_blocks_of_a_finished_request_are_not_handed_out_while_a_step_may_read_them() -> None:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from batch_manager import CapacitySchedulerPolicy, ContextChunkingPolicy, WaitingQueuePolicy
+from batch_manager import CapacitySchedulerPolicy, ContextChunkingPolicy, WaitCode, WaitingQueuePolicy
 from tests.batch_manager.harness import Harness, ids, sizes
 
 MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
@@ -392,12 +394,25 @@ def test_beams_of_4_count_as_four_rows_each() -> None:
     )
 
 
-def test_generations_of_another_beam_width_than_the_first_sit_out() -> None:
+def test_requests_of_another_beam_width_than_the_first_sit_out_and_are_told_so() -> None:
     harness = Harness(max_batch_size=4)
     for request_id, beam_width in enumerate((1, 4, 1)):
         harness.add(request_id, 2, 5, beam_width=beam_width)
-    plans = harness.run()
-    check(ids(plans), [(0, (0, 1, 2)), (1, (0, 2)), (5, (1,)), (9, ())])
+    plans = [harness.step()]
+    assert harness.manager.explain(1) == (WaitCode.BEAM_WIDTH, 4, 1, (0, 2), None)
+    plans += harness.run()
+    check(ids(plans), [(0, (0, 2)), (5, (1,)), (10, ())])
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=12))
+def test_beam_widths_never_share_an_iteration_and_every_width_has_its_turn(
+    requests: list[tuple[int, int, int]],
+) -> None:
+    harness = Harness(max_batch_size=4, max_num_tokens=16)
+    for request_id, (beam_width, prompt, new) in enumerate(requests):
+        harness.add(request_id, prompt, new, beam_width=beam_width)
+    for plan in harness.run(limit=30 * len(requests)):
+        assert len({entry.request.beam_width for entry in plan.scheduled}) == 1
 
 
 @pytest.mark.parametrize(
