@@ -29,6 +29,10 @@ _MATCH_SIZES = 8
 _LONGEST_PAUSE = 64
 """Tokens between probes where drafts are never accepted: at most 1/64 of a row's cost each."""
 
+_SIZE_RANGES = {"max_window_size": (1, 64), "max_ngram_size": (1, 16), "max_verification_set_size": (0, 64)}
+"""Least and most. The index keeps `max_ngram_size` n-grams for each token, so without a bound one request could take
+all memory; a match is followed past any n-gram, so larger ones would find nothing more."""
+
 
 @dataclass(slots=True)
 class DraftStatistics:
@@ -179,9 +183,10 @@ def max_draft_tokens(config: LookaheadDecodingConfig) -> int:
 
 def check_lookahead_config(config: LookaheadDecodingConfig) -> None:
     """Raise `InvalidRequestError` for a configuration that is out of range."""
-    for name, least in (("max_window_size", 1), ("max_ngram_size", 1), ("max_verification_set_size", 0)):
+    for name, (least, most) in _SIZE_RANGES.items():
         value = getattr(config, name)
-        if value < least:
+        if not least <= value <= most:
             raise InvalidRequestError(
-                f"lookahead_config.{name} is {value}; it must be at least {least}", field=f"lookahead_config.{name}"
+                f"lookahead_config.{name} is {value}; it must be in [{least}, {most}]",
+                field=f"lookahead_config.{name}",
             )

@@ -159,10 +159,11 @@ def test_a_step_verifies_as_many_drafts_as_lookahead_decoding_would() -> None:
     assert Drafter(nothing).propose(0, [1, 2, 3, 1, 2]) == []
 
 
-@pytest.mark.parametrize("field", ["max_window_size", "max_ngram_size"])
-def test_a_configuration_out_of_range_is_refused_by_name(field: str) -> None:
+@pytest.mark.parametrize("value", [-1, 2**32 - 1])
+@pytest.mark.parametrize("field", ["max_window_size", "max_ngram_size", "max_verification_set_size"])
+def test_a_configuration_out_of_range_is_refused_by_name(field: str, value: int) -> None:
     config = LookaheadDecodingConfig()
-    setattr(config, field, 0)
+    setattr(config, field, value)
     with pytest.raises(InvalidRequestError) as caught:
         Drafter().open(0, config)
     assert caught.value.field == f"lookahead_config.{field}"
