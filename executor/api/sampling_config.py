@@ -12,6 +12,11 @@ from executor.api.support import refused, supported
 
 _BEAM = "beam search is not offered; beam_width must be 1"
 
+_MOST_TEMPERATURE = _MOST_PENALTY = 1e4
+_LEAST_TEMPERATURE, _LEAST_FACTOR = 1e-6, 1e-4
+"""Sampling computes in float32: within these bounds no logit of a real model becomes infinite or loses its rank. Beyond
+them the answer would be garbage, or fail as if the engine had."""
+
 
 @renamed(random_seed="seed", min_length="min_tokens")
 @dataclass(slots=True)
@@ -64,11 +69,26 @@ class SamplingConfig:
         _check("top_p_decay", self.top_p_decay, lambda v: 0 < v <= 1, "in (0, 1]")
         _check("top_p_reset_ids", self.top_p_reset_ids, lambda v: v >= 0, "a token id")
         _check("seed", self.seed, lambda v: 0 <= v < 2**64, "an unsigned 64-bit integer")
-        _check("temperature", self.temperature, lambda v: v >= 0, "0 (greedy) or more")
+        _check(
+            "temperature",
+            self.temperature,
+            lambda v: v == 0 or _LEAST_TEMPERATURE <= v <= _MOST_TEMPERATURE,
+            f"0 (greedy) or in [{_LEAST_TEMPERATURE:g}, {_MOST_TEMPERATURE:g}]",
+        )
         _check("min_tokens", self.min_tokens, lambda v: v >= 0, "0 or more")
-        _check("repetition_penalty", self.repetition_penalty, lambda v: v > 0, "more than 0")
-        _check("presence_penalty", self.presence_penalty, lambda _: True, "a number")
-        _check("frequency_penalty", self.frequency_penalty, lambda _: True, "a number")
+        _check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            lambda v: _LEAST_FACTOR <= v <= _MOST_PENALTY,
+            f"in [{_LEAST_FACTOR:g}, {_MOST_PENALTY:g}]",
+        )
+        for name, value in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
+            _check(
+                f"{name}_penalty",
+                value,
+                lambda v: abs(v) <= _MOST_PENALTY,
+                f"in [-{_MOST_PENALTY:g}, {_MOST_PENALTY:g}]",
+            )
         _check("prompt_ignore_length", self.prompt_ignore_length, lambda v: v >= 0, "0 or more")
         _check("no_repeat_ngram_size", self.no_repeat_ngram_size, lambda v: v >= 1, "1 or more")
         _check("num_return_sequences", self.num_return_sequences, lambda v: v >= 1, "1 or more")

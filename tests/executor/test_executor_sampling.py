@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor import FinishReason, SamplingConfig
+from executor import FinishReason, InvalidRequestError, SamplingConfig
 from tests.executor.driving import OpenExecutor, request, run, run_one
 
 PROMPT = [3, 4, 5]
@@ -39,6 +39,43 @@ def test_options_change_what_they_are_about(open_executor: OpenExecutor) -> None
     assert tokens(sampling_config=SamplingConfig(temperature=3.0, seed=1)) == sampled
     assert tokens(sampling_config=SamplingConfig(temperature=3.0, seed=1, min_p=1.0)) == plain
     assert tokens(sampling_config=SamplingConfig(temperature=3.0, seed=1, top_p=1e-6)) == plain
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_the_most_extreme_factors_and_penalties_that_are_taken_give_answers(
+    open_executor: OpenExecutor, factor: float
+) -> None:
+    executor = open_executor()
+    plain = run_one(executor, request(PROMPT, 20)).output_token_ids[0]
+    for temperature in (None, 1e-6, 1e4):
+        for sign in (1, -1):
+            config = SamplingConfig(
+                temperature=temperature,
+                repetition_penalty=factor,
+                presence_penalty=sign * 1e4,
+                frequency_penalty=sign * 1e4,
+            )
+            assert len(run_one(executor, request(PROMPT, 20, sampling_config=config)).output_token_ids[0]) == 20
+    coldest = SamplingConfig(temperature=1e-6, seed=1)
+    assert run_one(executor, request(PROMPT, 20, sampling_config=coldest)).output_token_ids[0] == plain
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1e-308},
+        {"temperature": 1e308},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-308},
+        {"repetition_penalty": 1e308},
+        {"presence_penalty": -1e308},
+        {"frequency_penalty": 1e308},
+    ],
+)
+def test_factors_and_penalties_that_float32_cannot_bear_are_refused_by_name(fields: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingConfig(**fields).validate()
+    assert caught.value.field == f"sampling_config.{next(iter(fields))}"
 
 
 def test_neither_the_end_id_nor_stop_words_end_an_output_before_its_minimum(open_executor: OpenExecutor) -> None:
