@@ -19,7 +19,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from batch_manager import BatchManager, FinishReason, IterationPlan, Progress, RequestRefused, WaitCode
+from batch_manager import (
+    BatchManager,
+    FinishReason,
+    IterationPlan,
+    PlanningFailedError,
+    Progress,
+    RequestRefused,
+    WaitCode,
+)
 from executor.api.errors import EngineStepError, ExecutorShutDownError, RequestError
 from executor.guided_decoding import with_grammar
 from executor.live_request import LiveRequest, LiveSequence
@@ -180,11 +188,12 @@ class ExecutorLoop:
         with self._changed:
             self._end_cancelled()
             self._release_held()
-            plan = self._batch_manager.schedule()
-            self._iteration = plan.iteration
+            plan = self._plan()
             to_open, self._to_open = self._to_open, []
         for sequence, spec in to_open:
             self._open(sequence, spec)
+        if plan is None:
+            return
         for timed_out in plan.timed_out:
             self._live.finish(self._live.sequences[timed_out.request_id], FinishReason.TIMED_OUT, plan.iteration)
         if plan.is_empty:
@@ -215,6 +224,20 @@ class ExecutorLoop:
         with self._changed:
             self._stats.record(plan, progress, times, new, self._live.num_ended_sequences)
             self._changed.notify_all()
+
+    def _plan(self) -> IterationPlan | None:
+        """The next iteration; `None` where planning it failed and the requests that were to be in it have ended."""
+        try:
+            plan = self._batch_manager.schedule()
+        except PlanningFailedError as error:
+            if not error.ended:
+                raise  # nothing has changed, so it would fail again for ever
+            _logger.exception("an iteration could not be planned; its %d requests end", len(error.ended))
+            ended = [self._live.sequences[request.request_id] for request in error.ended]
+            self._fail(ended, error)
+            return None
+        self._iteration = plan.iteration
+        return plan
 
     def _wait_while_blocked(self) -> None:
         """Nothing can run now: wait for callers, or for the time of the next look."""

@@ -395,6 +395,24 @@ def test_a_failing_step_ends_its_requests_with_an_error_and_the_loop_goes_on(ope
     assert executor._batch_manager.num_running == executor._batch_manager.num_waiting == 0
 
 
+def test_a_plan_that_cannot_be_made_ends_its_requests_and_the_loop_goes_on(open_executor: OpenExecutor) -> None:
+    executor = open_executor()
+    expected = run(executor, [request([3, 4, 5])])
+    blocks = executor._batch_manager._life.blocks.kv
+    healthy = blocks.allocate
+
+    def failing(*_: object) -> None:
+        blocks.allocate = healthy  # type: ignore[method-assign]
+        raise RuntimeError("bookkeeping lost")
+
+    with executor._loop.batch_manager_lock:
+        blocks.allocate = failing  # type: ignore[method-assign]
+        first = executor.enqueue_request(request([9] * 30))
+    response = executor.await_responses(first, WAIT)[-1]
+    assert isinstance(response.error, EngineStepError)
+    assert run(executor, [request([3, 4, 5])]) == expected
+
+
 def test_logits_that_are_not_numbers_fail_their_request_only(open_executor: OpenExecutor) -> None:
     from executor import LogitsPostProcessorConfig
 
