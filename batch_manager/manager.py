@@ -21,7 +21,7 @@ from batch_manager.block_accounts import BlockAccounts, NoBlocks, PagedBlocks
 from batch_manager.commit import commit
 from batch_manager.config import BatchManagerConfig, CapacitySchedulerPolicy
 from batch_manager.errors import InvalidConfigError, PlanningFailedError, StepOrderError, UnknownRequestError
-from batch_manager.explain import explain
+from batch_manager.explain import Explainer
 from batch_manager.intake import check_change, check_request
 from batch_manager.kv import KvCacheManager
 from batch_manager.lifecycle import Lifecycle
@@ -144,13 +144,16 @@ class BatchManager:
         Raises:
             UnknownRequestError: there is no live request of this id.
         """
-        request = self._live_request(request_id)
-        return explain(request, self._life, self._admission, self._stalled, self._is_paused)
+        return self._explainer().reason(self._live_request(request_id))
 
     def explain_all(self) -> dict[int, WaitReason]:
         """The reasons of all requests that have one, by id."""
-        reasons = {request_id: self.explain(request_id) for request_id in self._life.requests}
+        explainer = self._explainer()
+        reasons = {request_id: explainer.reason(request) for request_id, request in self._life.requests.items()}
         return {request_id: reason for request_id, reason in reasons.items() if reason is not None}
+
+    def _explainer(self) -> Explainer:
+        return Explainer(self._life, self._admission, self._stalled, self._is_paused)
 
     # Changes while running
 

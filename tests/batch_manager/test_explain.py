@@ -89,12 +89,26 @@ def test_waiting_for_another_ones_prefix_names_it() -> None:
     assert (reason.code, reason.holders) == (WaitCode.PREFIX_DEFERRED, (0,))
 
 
-def test_waiting_for_adapter_pages_tells_how_many() -> None:
+def test_waiting_for_adapter_pages_tells_how_many_there_are_now_and_who_has_the_others() -> None:
     harness = Harness(num_adapter_pages=30)
     harness.add(0, 10, 5, adapter_id=1, adapter_pages=20)
     harness.add(1, 10, 5, adapter_id=2, adapter_pages=20)
+    harness.add(2, 10, 5, adapter_id=3, adapter_pages=4)
     harness.step()
-    assert harness.manager.explain(1) == WaitReason(WaitCode.ADAPTER_PAGES, 20, 10)
+    assert harness.manager.explain(1) == WaitReason(WaitCode.ADAPTER_PAGES, 20, 6, holders=(0, 2))
+    harness.manager.cancel_request(2)
+    assert harness.manager.explain(1) == WaitReason(WaitCode.ADAPTER_PAGES, 20, 10, holders=(0,))
+
+
+def test_what_one_is_told_is_what_is_told_of_all() -> None:
+    harness = Harness(num_blocks=10, num_adapter_pages=30, max_batch_size=4)
+    for request_id in range(12):
+        harness.add(request_id, 10, 20, adapter_id=request_id % 3, adapter_pages=12)
+    while harness.manager.has_work:
+        reasons = harness.manager.explain_all()
+        for request_id in harness.manager._life.requests:
+            assert harness.manager.explain(request_id) == reasons.get(request_id)
+        harness.step()
 
 
 def test_a_tenant_beyond_its_share_is_told_so() -> None:
