@@ -49,7 +49,9 @@ class Receipt:
         """From arrival until it was first scheduled, or until it ended unscheduled."""
         self.paused_seconds = 0.0
         self.num_computed_tokens = 0
-        """Positions whose keys and values were computed and kept, every recomputation counted."""
+        """Positions whose keys and values were computed and not taken back, every recomputation counted. For one that
+        ended by length and was never paused, reused and computed ones are prompt + `max_new_tokens` - 1; where a stop
+        came first, what was accepted or in flight behind it counts too."""
         self.num_reused_tokens = 0
         """Positions found in the cache, over all (re)starts."""
         self.num_recomputed_tokens = 0
