@@ -74,7 +74,7 @@ class Admission:
         if batch.rows_left < self.config.min_rows_per_sequence:
             return Blocked(request, WaitCode.TOKEN_BUDGET, self.config.min_rows_per_sequence, batch.rows_left)
         if lifecycle.is_kv_short or request in lifecycle.settling:
-            return Blocked(request, WaitCode.KV_CAPACITY, -(-len(request.token_ids) // blocks.tokens_per_block), 0)
+            return self._blocked_after_shortage(request)
         if not lifecycle.adapters.fits(request):
             needed = lifecycle.adapters.num_needed_pages(request)
             num_free = lifecycle.adapters.num_free_pages
@@ -117,6 +117,14 @@ class Admission:
         if not blocks.is_loading(request):
             batch.add_context(request)
         return copies
+
+    def _blocked_after_shortage(self, request: Request) -> Blocked:
+        """What is free in an iteration in which a running request lacked blocks is kept for those that run."""
+        blocks = self._lifecycle.blocks
+        needed, num_free = -(-len(request.token_ids) // blocks.tokens_per_block), blocks.num_free_blocks
+        if needed > num_free:
+            return Blocked(request, WaitCode.KV_CAPACITY, needed, num_free)
+        return Blocked(request, WaitCode.PAUSE_HEADROOM, needed, 0)
 
     def make_room(self) -> None:
         """Pause running requests that rank below the first ones in line, where these lack a place or blocks and get

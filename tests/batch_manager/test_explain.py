@@ -50,11 +50,27 @@ def test_a_paused_request_and_the_headroom_kept_after_pauses_are_explained() -> 
         harness.step()
     assert paused.num_pauses == 1
     reason = harness.manager.explain(1)
-    assert reason == WaitReason(WaitCode.KV_CAPACITY, 6, 0, holders=(0,))
+    assert reason == WaitReason(WaitCode.KV_CAPACITY, 6, 4, holders=(0,))
     harness.manager._life.governor.caution = 1.0
     harness.step()
     reason = harness.manager.explain(1)
     assert reason == WaitReason(WaitCode.PAUSE_HEADROOM, 6, 1, holders=(0,))
+
+
+def test_blocks_that_come_free_by_a_pause_are_kept_for_those_that_run() -> None:
+    harness = Harness(
+        num_blocks=10,
+        capacity_scheduler_policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
+        waiting_queue_policy=WaitingQueuePolicy.FAIR,
+    )
+    harness.add(0, 10, 80, tenant="a")
+    harness.add(1, 10, 80, tenant="a")
+    for _ in range(41):
+        harness.step()
+    harness.add(2, 10, 5, tenant="b")
+    assert harness.step().paused
+    assert harness.manager.explain(2) == WaitReason(WaitCode.PAUSE_HEADROOM, 1, 0, holders=(0,))
+    assert sizes(harness.step()) == {0: 1, 2: 10}
 
 
 def test_a_full_batch_a_spent_budget_and_a_static_batch_are_explained() -> None:
