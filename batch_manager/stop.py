@@ -29,8 +29,12 @@ def check_stop(request: Request) -> FinishReason:
 
 def append_until_stop(request: Request, tokens: Sequence[int]) -> tuple[list[int], FinishReason]:
     """Append tokens one by one until one ends the request; returns those appended and why it ended."""
+    token_ids = request.token_ids
+    if len(token_ids) + len(tokens) < request.num_tokens_unchecked and request.stop_ids.isdisjoint(tokens):
+        token_ids.extend(tokens)
+        return list(tokens), FinishReason.NOT_FINISHED
     for count, token in enumerate(tokens, start=1):
-        request.token_ids.append(token)
+        token_ids.append(token)
         reason = check_stop(request)
         if reason is not FinishReason.NOT_FINISHED:
             return list(tokens[:count]), reason

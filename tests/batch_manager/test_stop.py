@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batch_manager import CapacitySchedulerPolicy, FinishReason, InvalidSampledTokensError, Request
 from batch_manager.speculation import SpeculationStats
-from batch_manager.stop import append_until_stop
+from batch_manager.stop import append_until_stop, check_stop
 from tests.batch_manager.harness import Harness
 
 END, STOP = 2, 42
@@ -166,3 +168,38 @@ def test_drafts_take_free_blocks_but_nobody_is_paused_for_them() -> None:
         harness.manager.update(plan, [[5] if entry.samples else [] for entry in plan.scheduled])
     assert [9, 9] in drafted
     assert len(requests[1].token_ids) == 51, "as without drafts: both run until each needs a sixth block"
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    st.integers(1, 8),
+    st.sampled_from([(), (0,), (0, 1)]),
+    st.sampled_from([(), ((2,),), ((2, 3), (4,))]),
+    st.integers(0, 6),
+)
+def test_tokens_that_come_together_are_kept_as_if_they_came_one_by_one(
+    tokens: list[int],
+    max_new_tokens: int,
+    stop_ids: tuple[int, ...],
+    stop_words: tuple[tuple[int, ...], ...],
+    min_new_tokens: int,
+) -> None:
+    together, alone = (
+        Request(
+            index,
+            [1],
+            max_new_tokens,
+            stop_token_ids=stop_ids,
+            stop_words=stop_words,
+            min_new_tokens=min_new_tokens,
+        )
+        for index in range(2)
+    )
+    kept, reason = append_until_stop(together, tokens)
+    expected = FinishReason.NOT_FINISHED
+    for token in tokens:
+        alone.token_ids.append(token)
+        expected = check_stop(alone)
+        if expected is not FinishReason.NOT_FINISHED:
+            break
+    assert (together.token_ids, kept, reason) == (alone.token_ids, alone.token_ids[1:], expected)
