@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from engine_build.checkpoint.config_check import check_config
+from engine_build.checkpoint.interface import CheckpointError
 from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.dataclass_json import DecodeError, decode
 from engine_build.manifest import FORMAT_VERSION, BuildConfig, FileRecord, Manifest
@@ -142,7 +144,20 @@ def _read_manifest(path: Path) -> Manifest:
     for name in (MODEL_FILE, DATA_FILE):
         if name not in manifest.files:
             raise EngineDirectoryError(f"{manifest_path}: files lacks {name}")
+    _check_sizes(manifest, manifest_path)
     return manifest
+
+
+def _check_sizes(manifest: Manifest, manifest_path: Path) -> None:
+    """Refuse sizes that no builder wrote, before anything is divided or allocated by them."""
+    try:
+        check_config(manifest.pretrained_config, f"{manifest_path}: pretrained_config")
+    except CheckpointError as error:
+        raise EngineDirectoryError(str(error)) from error
+    limits = {name: value for name, value in asdict(manifest.build_config).items() if isinstance(value, int)}
+    for name, value in limits.items():
+        if value < 1:
+            raise EngineDirectoryError(f"{manifest_path}: build_config.{name} is {value}, it must be at least 1")
 
 
 def _check_file(directory: Path, name: str, record: FileRecord, verify: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from engine_build.checkpoint.interface import CheckpointError
 from engine_build.checkpoint.model_config import ModelConfig
 
@@ -26,9 +28,11 @@ def check_config(config: ModelConfig, source: str) -> None:
     }
     if config.sliding_window is not None:
         sizes["sliding_window"] = config.sliding_window
+    if config.rope_scaling is not None:
+        sizes["rope scaling factor"] = config.rope_scaling.factor
     for name, value in sizes.items():
-        if value <= 0:
-            raise CheckpointError(f"{source}: {name} is {value}, it must be positive")
+        if not 0 < value < math.inf:
+            raise CheckpointError(f"{source}: {name} is {value}, it must be positive and finite")
     if config.num_attention_heads % config.num_key_value_heads:
         raise CheckpointError(
             f"{source}: num_attention_heads {config.num_attention_heads} is not a multiple of "

@@ -50,6 +50,8 @@ def check_weights(config: ModelConfig, found: Mapping[str, Shape], source: str) 
     Raises:
         CheckpointError: a weight is missing, has another shape, or is not part of the architecture.
     """
+    if config.num_hidden_layers > len(found):  # before so many are listed
+        raise CheckpointError(f"{source}: num_hidden_layers is {config.num_hidden_layers}, with {len(found)} weights")
     expected = weight_shapes(config)
     missing = [name for name in expected if name not in found]
     if missing:

@@ -104,6 +104,21 @@ def test_a_field_of_the_wrong_type_is_named(engine: Path) -> None:
     assert "config.json: build_config.max_batch_size is 'many', it must be an integer" in _refusal(engine)
 
 
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ("build_config", "tokens_per_block"),
+        ("pretrained_config", "num_key_value_heads"),
+        ("pretrained_config", "head_size"),
+    ],
+)
+def test_a_size_of_zero_is_refused_by_name(engine: Path, section: str, name: str) -> None:
+    _edit(engine, lambda content: content[section].update({name: 0}))
+    said = _refusal(engine)
+    assert f"config.json: {section}" in said
+    assert f"{name} is 0, it must be" in said
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "model.data", "tokenizer/tokenizer.json"])
 def test_a_missing_file_is_named(engine: Path, name: str) -> None:
     (engine / name).unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,10 @@ def test_a_damaged_directory_is_refused_in_one_line(tmp_path: Path, damage: Any,
         ({"num_hidden_layers": True}, "'num_hidden_layers' is true, it must be an integer"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0, it must be positive"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, with"),
+        ({"rms_norm_eps": math.nan}, "norm_epsilon is nan, it must be positive and finite"),
+        ({"rope_theta": math.inf}, "rope_theta is inf, it must be positive and finite"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": math.nan}}, "rope scaling factor is nan"),
         ({"rms_norm_eps": -1e-5}, "norm_epsilon is -1e-05, it must be positive"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu', only 'silu' is supported"),
         ({"mlp_bias": True}, "mlp_bias is true"),
