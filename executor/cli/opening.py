@@ -16,7 +16,7 @@ from executor import Executor, ExecutorConfig, RequestError
 from executor.client.errors import CallError
 from executor.serving.credentials import CredentialsError
 from executor.serving.errors import BindError
-from executor.serving.request_log import JsonFormatter
+from executor.serving.request_log import JsonFormatter, LineFormatter
 from executor.text import Tokenizer, TokenizerError
 
 _EXIT_CODE = 2
@@ -69,10 +69,10 @@ def end_ids(executor: Executor, tokenizer: Tokenizer | None) -> tuple[int, ...]:
 def configure_logging(level: str, *, as_json: bool = False) -> None:
     """Log lines to standard error, so that standard output carries results only."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(_LOG_LINE))
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(_LOG_LINE))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
     raise typer.Exit(_EXIT_CODE)

@@ -19,7 +19,7 @@ _ACTIVATION_GROUP_SIZES = {"float32": 0, "bfloat16": 32}
 Rounding makes such products up to half faster on CPUs without AMX; it is not what float32 was asked for."""
 
 
-class OpenVinoError(Exception):
+class OpenVinoError(ValueError):
     """OpenVINO cannot run a plan here: says what it was asked for and what it answered."""
 
 

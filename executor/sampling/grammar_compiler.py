@@ -159,9 +159,16 @@ def _lark(guide: str) -> str:
     return lark
 
 
+_NOTHING_FITS = "NoExtensionBias"
+"""What llguidance says of a grammar that no token can begin, as one that only refers to itself."""
+
+
 def _refusal(message: str) -> RequestError:
-    """llguidance's complaint as a typed error."""
-    text = f"{_FIELD} is refused: {message.strip()}"
+    """llguidance's complaint as a typed error, without the dump of its parser's state that may follow it."""
+    complaint = message.partition("\n<state>")[0].strip()
+    if complaint == _NOTHING_FITS:
+        complaint = "no text follows it"
+    text = f"{_FIELD} is refused: {complaint}"
     if "not supported" in message or "Unimplemented" in message:
         return UnsupportedFeatureError(text, field=_FIELD)
     return InvalidRequestError(text, field=_FIELD)

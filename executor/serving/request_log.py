@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,8 @@ from executor.api.errors import RequestError
 from executor.serving.request_record import RequestRecord
 
 _logger = logging.getLogger("executor.requests")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class RequestLog:
@@ -48,6 +51,14 @@ class RequestLog:
             seconds,
             extra={"fields": fields},
         )
+
+
+class LineFormatter(logging.Formatter):
+    """One line a record, whatever clients put into ids and grammars; only a traceback has lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's spelling
+        record.message = _CONTROL.sub(lambda match: repr(match[0])[1:-1], record.message)
+        return super().formatMessage(record)
 
 
 class JsonFormatter(logging.Formatter):

@@ -279,6 +279,7 @@ def test_what_a_schema_asks_for_and_cannot_be_enforced_is_refused_by_name(
         (GuideType.EBNF_GRAMMAR, 'root ::= "a" foo', "foo"),
         (GuideType.EBNF_GRAMMAR, 'root ::= "a', "is not a grammar"),
         (GuideType.EBNF_GRAMMAR, "start: (", ""),
+        (GuideType.EBNF_GRAMMAR, "root ::= root", "is refused: no text follows it"),
         (GuideType.STRUCTURAL_TAG, "{}", "structural_tag"),
         (GuideType.STRUCTURAL_TAG, '{"type": "structural_tag", "structures": [], "triggers": ["<"]}', "structures"),
         (GuideType.STRUCTURAL_TAG, json.dumps(STRUCTURAL_TAG | {"triggers": ["<tool"]}), "must start with one of"),
@@ -291,6 +292,7 @@ def test_a_bad_guide_is_refused_with_what_is_wrong(
     with pytest.raises(RequestError) as caught:
         compiler.compile(GuidedDecodingParams(kind, guide))
     assert message in caught.value.message
+    assert "<state>" not in caught.value.message
 
 
 def test_a_guide_that_is_too_large_is_refused_before_time_is_spent_on_it(compiler: GrammarCompiler) -> None:

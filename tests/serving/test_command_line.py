@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from batch_manager.request import FinishReason
 from executor import GuidedDecodingParams
 from executor.cli import app
 from executor.client import AsyncGeneration, AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
+from executor.serving.request_log import LineFormatter
 from protos.inflight.v1 import control_pb2, control_pb2_grpc
 from tests.serving.tiny_engine_dir import build_tiny_engine
 
@@ -283,3 +286,21 @@ def test_the_demo_client_fails_without_a_server_and_succeeds_with_one(server: st
     done = demo(server)
     assert re.search(r"of 8 answers: [\d.]+ tokens/s, \d+ ms to first token", done.stdout), done.stdout + done.stderr
     assert done.returncode == (0 if "8 of 8 answers" in done.stdout else 1)
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("generate", "--prompt", "x")])
+def test_a_damaged_network_is_one_line_and_not_a_traceback(
+    engine_dir: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(engine_dir, damaged)
+    network = damaged / "model.onnx"
+    network.write_bytes(bytes(network.stat().st_size))
+    result = run_executor(command[0], damaged, *command[1:])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f"error: OpenVINO cannot compile {network}")
+
+
+def test_a_log_line_stays_one_line_whatever_a_client_puts_into_it() -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 0, "request %s ended\u2028", ("x\ny\x1b[2J é",), None)
+    assert LineFormatter("%(message)s").format(record) == r"request x\ny\x1b[2J é ended\u2028"
