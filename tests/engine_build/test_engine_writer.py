@@ -17,10 +17,11 @@ from tests.engine_build.engines import build_tiny_engine, tiny_gguf
 
 _REPOSITORY = Path(__file__).parent.parent.parent
 _SLOW_BUILD = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from engine_build.cli.console import one_line_errors
 from engine_build.engine_writer import engine_writer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs of a shell are started without
 with one_line_errors(), engine_writer(Path(sys.argv[1])) as writer:
     (writer.directory / "model.onnx").write_bytes(b"half")
     print("writing", flush=True)
