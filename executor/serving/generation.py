@@ -108,7 +108,7 @@ class GenerationService:
         request_id = uuid.uuid4().hex if request.request_id is None else request.request_id
         if request_id in self._streams:
             raise DuplicateRequestError(f"request_id {request_id!r} belongs to a live request", field="request_id")
-        token_ids = prompt_token_ids(self.tokenizer, request.prompt)
+        token_ids = prompt_token_ids(self.tokenizer, request.prompt, self.executor.spec.max_input_len)
         executor_ids = self._enqueue(request, token_ids)
 
         record = RequestRecord(

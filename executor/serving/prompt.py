@@ -7,20 +7,26 @@ from executor.serving.generation_request import ChatPrompt, Prompt, TextPrompt, 
 from executor.text import ChatTemplateError, MissingChatTemplateError, Tokenizer
 
 
-def prompt_token_ids(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
+def prompt_token_ids(tokenizer: Tokenizer | None, prompt: Prompt, max_input_len: int) -> list[int]:
     """Tokenize a prompt.
 
+    Text that is too long for `max_input_len` tokens whatever its tokens are is refused before it is tokenized:
+    megabytes take seconds, in which no other request is served.
+
     Raises:
-        InvalidRequestError: the prompt is empty or not valid Unicode, or the chat template refuses the conversation.
+        InvalidRequestError: the prompt is empty, too long or not valid Unicode, or the chat template refuses the
+            conversation.
         UnsupportedFeatureError: text without a tokenizer, or a conversation without a chat template.
     """
     if isinstance(prompt, TextPrompt):
         field = "text"
         check_unicode(field, prompt.text)
-        token_ids = _needed(tokenizer, field).encode(prompt.text)
+        text_tokenizer = _needed(tokenizer, field)
+        _check_length(field, prompt.text, text_tokenizer, max_input_len)
+        token_ids = text_tokenizer.encode(prompt.text)
     elif isinstance(prompt, ChatPrompt):
         field = "chat"
-        token_ids = _chat_token_ids(_needed(tokenizer, field), prompt)
+        token_ids = _chat_token_ids(_needed(tokenizer, field), prompt, max_input_len)
     else:
         field = "input_token_ids"
         token_ids = list(prompt.token_ids)
@@ -29,7 +35,7 @@ def prompt_token_ids(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     return token_ids
 
 
-def _chat_token_ids(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
+def _chat_token_ids(tokenizer: Tokenizer, prompt: ChatPrompt, max_input_len: int) -> list[int]:
     if not prompt.messages:
         raise InvalidRequestError(
             "chat.messages is empty; a conversation has at least one message", field="chat.messages"
@@ -37,11 +43,22 @@ def _chat_token_ids(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
     for index, message in enumerate(prompt.messages):
         check_unicode(f"chat.messages[{index}].content", message.content)
     try:
-        return tokenizer.encode_chat([{"role": turn.role, "content": turn.content} for turn in prompt.messages])
+        text = tokenizer.render_chat([{"role": turn.role, "content": turn.content} for turn in prompt.messages])
     except MissingChatTemplateError as error:
         raise UnsupportedFeatureError(f"chat is not offered: {error}", field="chat") from None
     except ChatTemplateError as error:
         raise InvalidRequestError(f"chat.messages: {error}", field="chat.messages") from None
+    _check_length("chat", text, tokenizer, max_input_len)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _check_length(field: str, text: str, tokenizer: Tokenizer, max_input_len: int) -> None:
+    num_bytes, most = len(text.encode()), max_input_len * tokenizer.max_token_bytes
+    if num_bytes > most:
+        raise InvalidRequestError(
+            f"{field} has {num_bytes} bytes; the engine's max_input_len of {max_input_len} tokens holds at most {most}",
+            field=field,
+        )
 
 
 def _needed(tokenizer: Tokenizer | None, field: str) -> Tokenizer:

@@ -50,6 +50,10 @@ class Tokenizer:
             self._table: TokenBytes = token_bytes(self._tokenizer, json.loads(self.json)["decoder"])
         except UnsupportedTokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
+        spellings = self._tokenizer.get_added_tokens_decoder().values()  # matched in text as they are
+        self._max_token_bytes = max(
+            (len(token) for token in (*self._table.by_id, *(token.content.encode() for token in spellings))), default=0
+        )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.special_tokens = _special_tokens(directory / "tokenizer_config.json")
@@ -64,6 +68,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id. A model's vocabulary may be larger: padded."""
         return len(self._table.by_id)
+
+    @property
+    def max_token_bytes(self) -> int:
+        """Most bytes of text that one token stands for."""
+        return self._max_token_bytes
 
     @property
     def eos_token_ids(self) -> list[int]:

@@ -219,6 +219,20 @@ async def test_a_bad_request_names_its_field_each_time_and_the_next_good_one_wor
         assert text_of(await collect(service, GenerationRequest(TextPrompt("ok"), max_tokens=2))) == "ok"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [(TextPrompt("a" * 1_000_000), "text"), (ChatPrompt([ChatMessage("user", "a" * 1_000_000)]), "chat")],
+)
+async def test_text_that_no_tokens_could_make_short_enough_is_refused_before_it_is_tokenized(
+    prompt: TextPrompt | ChatPrompt, field: str
+) -> None:
+    """Three megabytes of spaces once kept every other request waiting for four seconds."""
+    async with running_service() as service:
+        with pytest.raises(InvalidRequestError, match=rf"^{field} has 1\d+ bytes; the engine") as caught:
+            service.start(GenerationRequest(prompt))
+        assert caught.value.field == field
+
+
 async def test_without_a_tokenizer_only_token_ids_are_taken() -> None:
     async with running_service(tokenizer=None) as service:
         for request, field in (
