@@ -99,6 +99,8 @@ def generate(
 
 
 def _prompt(text: str, as_chat: bool) -> Prompt:
+    if not text:  # a chat template would make a conversation of it all the same
+        raise typer.BadParameter("a prompt is empty", param_hint="--prompt")
     return ChatPrompt([ChatMessage("user", text)]) if as_chat else TextPrompt(text)
 
 

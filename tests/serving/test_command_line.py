@@ -304,3 +304,9 @@ def test_a_damaged_network_is_one_line_and_not_a_traceback(
 def test_a_log_line_stays_one_line_whatever_a_client_puts_into_it() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, "request %s ended\u2028", ("x\ny\x1b[2J é",), None)
     assert LineFormatter("%(message)s").format(record) == r"request x\ny\x1b[2J é ended\u2028"
+
+
+def test_an_empty_prompt_is_refused_though_a_chat_template_would_fill_it(engine_dir: Path) -> None:
+    result = run_executor("generate", engine_dir, "--prompt", "x", "--prompt", "", "--chat")
+    assert result.exit_code == 2
+    assert "Invalid value for --prompt: a prompt is empty" in result.stderr
