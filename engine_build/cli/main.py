@@ -83,6 +83,8 @@ def _build(
 ) -> None:
     """Build an engine directory from a checkpoint."""
     if context.invoked_subcommand is not None:
+        with one_line_errors():
+            _refuse_build_options(context)
         return
     limits = {
         "max_batch_size": max_batch_size,
@@ -97,6 +99,15 @@ def _build(
         if output_dir is None and not dry_run:
             raise BuildError("--output_dir is needed (or --dry_run, which writes nothing)")
         build_command(BuildArguments(checkpoint_dir, output_dir, target, limits, dtype, weight_dtype), dry_run, as_json)
+
+
+def _refuse_build_options(context: typer.Context) -> None:
+    """Another command has no use for them, and would ignore them."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "json" if name == "as_json" else name
+            raise BuildError(f"--{option} is for builds, it does not go with {context.invoked_subcommand}")
 
 
 @_app.command("inspect")

@@ -190,6 +190,13 @@ def test_what_is_needed_is_said(tmp_path: Path) -> None:
     assert "target 'abacus' is unknown" in _refusal("--checkpoint_dir", tmp_path, "--dry_run", "--target", "abacus")
 
 
+def test_an_option_of_builds_is_refused_before_inspect(tmp_path: Path) -> None:
+    build_tiny_engine(tmp_path / "engine")
+    said = _refusal("--max_seq_len", 64, "inspect", tmp_path / "engine")
+    assert "--max_seq_len is for builds, it does not go with inspect" in said
+    assert "--json is for builds" in _refusal("--json", "inspect", tmp_path / "engine")
+
+
 def test_an_unknown_option_is_refused() -> None:
     done = _run("--max_beam_width", 4)
     assert done.returncode == 2
