@@ -191,10 +191,9 @@ def test_what_is_needed_is_said(tmp_path: Path) -> None:
 
 
 def test_an_option_of_builds_is_refused_before_inspect(tmp_path: Path) -> None:
-    build_tiny_engine(tmp_path / "engine")
-    said = _refusal("--max_seq_len", 64, "inspect", tmp_path / "engine")
+    said = _refusal("--max_seq_len", 64, "inspect", tmp_path)
     assert "--max_seq_len is for builds, it does not go with inspect" in said
-    assert "--json is for builds" in _refusal("--json", "inspect", tmp_path / "engine")
+    assert "--json is for builds" in _refusal("--json", "inspect", tmp_path)
 
 
 def test_an_unknown_option_is_refused() -> None:
