@@ -14,6 +14,8 @@ import openvino
 import openvino_genai
 from bench_workload import mixed_requests
 
+RUNNING = openvino_genai.GenerationStatus.RUNNING
+
 
 def main() -> None:
     model, count, max_batch_size, max_num_tokens, precision = sys.argv[1:]
@@ -30,14 +32,20 @@ def main() -> None:
     for number, _ in enumerate(sys.stdin):
         started = time.perf_counter()
         handles = []
-        for index, (prompt, length) in enumerate(zip(workload.prompts, workload.output_lengths, strict=True)):
-            config = openvino_genai.GenerationConfig()
-            config.max_new_tokens = config.min_new_tokens = length
-            config.ignore_eos = True
-            config.do_sample = False
-            ids = openvino.Tensor(np.array([prompt], np.int64))
-            handles.append(pipeline.add_request(number * len(workload.prompts) + index, ids, config))
-        while pipeline.has_non_finished_requests():
+        running = []
+        waiting = list(zip(workload.prompts, workload.output_lengths, strict=True))[::-1]
+        while waiting or pipeline.has_non_finished_requests():
+            # With dynamic split fuse the pipeline does not keep to max_num_seqs, so what it is given is bounded.
+            running = [handle for handle in running if handle.get_status() == RUNNING]
+            while waiting and len(running) < int(max_batch_size):
+                prompt, length = waiting.pop()
+                config = openvino_genai.GenerationConfig()
+                config.max_new_tokens = config.min_new_tokens = length
+                config.ignore_eos = True
+                config.do_sample = False
+                ids = openvino.Tensor(np.array([prompt], np.int64))
+                running.append(pipeline.add_request(number * len(workload.prompts) + len(handles), ids, config))
+                handles.append(running[-1])
             pipeline.step()
         seconds = time.perf_counter() - started
         tokens = sum(len(handle.read_all()[0].generated_ids) for handle in handles)
