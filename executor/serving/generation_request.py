@@ -12,6 +12,10 @@ from executor.api.sampling_config import SamplingConfig
 MAX_REQUEST_ID_BYTES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
+MAX_TENANT_BYTES = 128
 MAX_OUTPUTS = 128
 MAX_TOP_LOG_PROBS = 20
 
@@ -94,6 +98,15 @@ class GenerationRequest:
             _fail("stop_strings", f"has {len(self.stop_strings)} strings; at most {MAX_STOP_STRINGS} are taken")
         for index, stop in enumerate(self.stop_strings):
             check_text(f"stop_strings[{index}]", stop, MAX_STOP_STRING_BYTES)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            _fail("stop_token_ids", f"has {len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are taken")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            _fail("bad_words", f"has {len(self.bad_words)} sequences; at most {MAX_BAD_WORDS} are taken")
+        for index, word in enumerate(self.bad_words):
+            if len(word) > MAX_BAD_WORD_TOKENS:
+                _fail(f"bad_words[{index}]", f"has {len(word)} tokens; at most {MAX_BAD_WORD_TOKENS} are taken")
+        if self.tenant:
+            check_text("tenant", self.tenant, MAX_TENANT_BYTES)
         if not 0 <= self.num_top_log_probs <= MAX_TOP_LOG_PROBS:
             _fail(
                 "output_config.num_top_log_probs",

@@ -193,6 +193,10 @@ BAD_REQUESTS = {
     "an empty id": (GenerationRequest(TextPrompt("x"), request_id=""), "request_id"),
     "a long id": (GenerationRequest(TextPrompt("x"), request_id="i" * 129), "request_id"),
     "an empty stop": (GenerationRequest(TextPrompt("x"), stop_strings=["a", ""]), "stop_strings[1]"),
+    "many stop tokens": (GenerationRequest(TextPrompt("x"), stop_token_ids=[1] * 1025), "stop_token_ids"),
+    "many bad words": (GenerationRequest(TextPrompt("x"), bad_words=[[1]] * 1025), "bad_words"),
+    "a long bad word": (GenerationRequest(TextPrompt("x"), bad_words=[[1] * 65]), "bad_words[0]"),
+    "a long tenant": (GenerationRequest(TextPrompt("x"), tenant="t" * 129), "tenant"),
     "many stops": (GenerationRequest(TextPrompt("x"), stop_strings=["a"] * 17), "stop_strings"),
     "no outputs": (GenerationRequest(TextPrompt("x"), num_return_sequences=0), "num_return_sequences"),
     "top without log probs": (
