@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from executor import Executor, RequestError
+from executor import Executor, InvalidRequestError, RequestError
 from executor.cli import options
 from executor.cli.answers import AnswerView, answer_view
 from executor.cli.opening import configure_logging, end_ids, opened_executor, opened_tokenizer
@@ -100,7 +100,7 @@ def generate(
 
 def _prompt(text: str, as_chat: bool) -> Prompt:
     if not text:  # a chat template would make a conversation of it all the same
-        raise typer.BadParameter("a prompt is empty", param_hint="--prompt")
+        raise InvalidRequestError("--prompt: the text is empty", field="prompt")
     return ChatPrompt([ChatMessage("user", text)]) if as_chat else TextPrompt(text)
 
 

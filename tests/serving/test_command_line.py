@@ -309,4 +309,4 @@ def test_a_log_line_stays_one_line_whatever_a_client_puts_into_it() -> None:
 def test_an_empty_prompt_is_refused_though_a_chat_template_would_fill_it(engine_dir: Path) -> None:
     result = run_executor("generate", engine_dir, "--prompt", "x", "--prompt", "", "--chat")
     assert result.exit_code == 2
-    assert "Invalid value for --prompt: a prompt is empty" in result.stderr
+    assert "error: --prompt: the text is empty" in result.stderr
