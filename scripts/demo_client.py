@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Send eight chat prompts at once to a server, show the answers as they come, and what the server's iterations did.
 
-    scripts/demo_client.py 127.0.0.1:50051
+    .venv/bin/python scripts/demo_client.py 127.0.0.1:50051
 
 Prints the answers, the iteration table, and one line: tokens per second, time to first token, requests per
 iteration. Exits with 1 when an answer is missing or empty, with 2 when there is no server.

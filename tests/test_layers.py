@@ -52,3 +52,13 @@ def test_importing_the_batch_manager_loads_nothing_but_numpy() -> None:
 @pytest.mark.parametrize("package", ["executor", "engine_build", "engine_build.cli", "executor.cli"])
 def test_importing_a_package_loads_no_heavy_library(package: str) -> None:
     assert not modules_after(f"import {package}") & HEAVY
+
+
+def test_a_script_that_runs_outside_the_environment_imports_the_standard_library_only() -> None:
+    """Started by name, a script has whatever Python the machine has; what needs more goes through `setup_env`."""
+    scripts = [path for path in (REPOSITORY / "scripts").iterdir() if path.is_file() and not path.suffix]
+    in_python = [path for path in scripts if "python" in path.read_text(encoding="utf-8").splitlines()[0]]
+    assert {path.name for path in in_python} >= {"fetch_model", "proto_gen"}
+    for path in in_python:
+        foreign = imported_packages(path) - set(sys.stdlib_module_names)
+        assert not foreign, f"scripts/{path.name} imports {', '.join(sorted(foreign))}"
