@@ -164,6 +164,8 @@ class TierTransfers:
             offloads = self._offload_prefix(tip, budget)
             budget -= len(offloads)
             orders += offloads
+            if tip in self._offload_candidates:  # the rest of it is next
+                break
         for tier, below in zip(self.tiers, self.tiers[1:], strict=False):
             while budget and self._spill_candidates and self._is_short(len(tier.free), tier.num_slots):
                 node = self._spill_candidates.popleft()
@@ -250,13 +252,17 @@ class TierTransfers:
                 self._offload_candidates[tip] = None
                 self._offload_candidates.move_to_end(tip, last=False)
                 break
+            self._count_backed_child(node, 1)  # before a slot is taken, so that it is not the one of its own parent
             slot = self._take_slot(self.tiers[0])
             if slot is None:
+                self._count_backed_child(node, -1)
+                if self._spill_candidates:  # what goes down a tier makes room
+                    self._offload_candidates[tip] = None
+                    self._offload_candidates.move_to_end(tip, last=False)
                 break
             self.tiers[0].begin_transfer(slot)
             self._pool.hold(node)
             self.offloading.add(node)
-            self._count_backed_child(node, 1)
             orders.append(self._order(node, CacheTier.DEVICE, node.block_id, self.tiers[0].tier, slot))
         return orders
 

@@ -23,10 +23,11 @@ def tiered(num_blocks: int, host: int, disk: int = 0, **options: float) -> KvCac
     return manager(num_blocks, tokens_per_block=4, host_blocks=host, disk_blocks=disk, **options)
 
 
-def settle(kv: KvCacheManager) -> list[BlockTransfer]:
+def settle(kv: KvCacheManager, at_most: int = 100) -> list[BlockTransfer]:
     """Carry out all transfers, and those that follow from them."""
-    done = []
+    done: list[BlockTransfer] = []
     while orders := kv.take_transfers():
+        assert len(done) < at_most, "transfers without end"
         for order in orders:
             assert kv.acknowledge_transfer(order.transfer_id, True) == []
         done += orders
@@ -224,6 +225,17 @@ def test_a_tier_too_small_for_a_prefix_keeps_its_beginning_and_copies_nothing_in
     assert len(settle(kv)) <= 4
     requests.serve([3] * 32)
     assert requests.num_found([2] * 17) == 8
+
+
+def test_a_prefix_longer_than_the_host_tier_goes_on_to_disk_and_then_everything_rests() -> None:
+    """Its later blocks used to take the host slots of its first ones before those were on disk, for ever."""
+    kv = tiered(8, host=2, disk=8, max_offloads_per_step=2)
+    requests = Requests(kv)
+    requests.serve([1] * 28)
+    orders = settle(kv, at_most=16)
+    assert ways(orders).count((HOST, DISK)) >= 5
+    requests.serve([2] * 32)
+    assert requests.num_found([1] * 29) == 28
 
 
 def test_a_tier_that_fails_is_not_asked_again_for_the_same_blocks() -> None:

@@ -257,8 +257,11 @@ class KvContentMachine(RuleBasedStateMachine):
             self.kv.unpin(pin_id)
         self.now += 100.0
         self.kv.begin_step(self.next_iteration)
+        num_left = 10 * (self.config.num_blocks + self.config.host_blocks + self.config.disk_blocks)
         while self.transfers or (orders := self.kv.take_transfers()):
             self.transfers.extend([] if self.transfers else orders)
+            num_left -= 1
+            assert num_left, "transfers without end although nothing happens any more"
             self.kv.acknowledge_transfer(self.transfers.popleft().transfer_id, True)
         for iteration in [iteration for iteration, _ in self.steps] + [self.next_iteration]:
             self.kv.end_step(iteration)
