@@ -18,11 +18,12 @@ from batch_manager.simulate.errors import (
 )
 from batch_manager.simulate.fit import CostFit, fit_cost
 from batch_manager.simulate.histogram import Histogram
+from batch_manager.simulate.instance import SimulatedSpeculation
 from batch_manager.simulate.metrics import RunMetrics, ServiceLevel
 from batch_manager.simulate.public_traces import azure, burst_gpt, mooncake, recorded
 from batch_manager.simulate.report import Latency, RunReport
 from batch_manager.simulate.series import RunSeries
-from batch_manager.simulate.simulator import SimulatedSpeculation, Simulation
+from batch_manager.simulate.simulator import Simulation
 from batch_manager.simulate.workload import (
     OfferedRequest,
     faster,
