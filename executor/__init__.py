@@ -32,6 +32,7 @@ from executor.api.errors import (
     ExecutorShutDownError,
     InvalidRequestError,
     QueueFullError,
+    ReceiptNotFoundError,
     RequestError,
     UnsupportedFeatureError,
 )
@@ -46,6 +47,7 @@ from executor.api.kv_cache_config import (
 )
 from executor.api.model_inputs import LoraConfig, MropeConfig, MultimodalInput, PeftCacheConfig, PromptTuningConfig
 from executor.api.parallel import CommunicationMode, CommunicationType, OrchestratorConfig, ParallelConfig
+from executor.api.receipt import RequestReceipt, SequenceReceipt
 from executor.api.request import AdditionalModelOutput, ContextPhaseParams, OutputConfig, Request, RequestType
 from executor.api.response import (
     AdditionalOutput,
@@ -123,9 +125,11 @@ __all__ = [
     "PeftCacheConfig",
     "PromptTuningConfig",
     "QueueFullError",
+    "ReceiptNotFoundError",
     "Request",
     "RequestError",
     "RequestPerfMetrics",
+    "RequestReceipt",
     "RequestStage",
     "RequestStats",
     "RequestStatsPerIteration",
@@ -135,6 +139,7 @@ __all__ = [
     "RuntimeDefaults",
     "SamplingConfig",
     "SchedulerConfig",
+    "SequenceReceipt",
     "SpecDecodingStats",
     "SpeculativeDecodingConfig",
     "SpeculativeDecodingFastLogitsInfo",

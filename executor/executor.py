@@ -17,6 +17,7 @@ from executor.api.config import ExecutorConfig, ModelType
 from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
 from executor.api.kv_cache import KVCacheEventManager
+from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
@@ -29,6 +30,7 @@ from executor.live_request import ResponseListener
 from executor.loop import ExecutorLoop
 from executor.model_runner import ModelRunner
 from executor.pool_size import available_memory, pool_size
+from executor.receipts import Receipts
 from executor.request_intake import RequestIntake, Submission, request_error
 from executor.response_queue import ResponseQueue
 from executor.sampling import Sampler
@@ -104,7 +106,8 @@ class Executor:
         self._stats = StatsRecorder(self._batch_manager, self._kv, self.spec, config.batching_type, limits)
         runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
         step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
-        self._loop = ExecutorLoop(self._batch_manager, step, drafter, self._stats)
+        self._receipts = Receipts(config.receipts_max_requests)
+        self._loop = ExecutorLoop(self._batch_manager, step, drafter, self._stats, self._receipts)
         self._intake = RequestIntake(config, self.spec, self._grammars)
         self._responses = ResponseQueue()
         self._ids = itertools.count(1)
@@ -245,6 +248,15 @@ class Executor:
         """
         with self._loop.batch_manager_lock:
             return self._batch_manager.explain(id)
+
+    def get_receipt(self, id: int) -> RequestReceipt:
+        """What a request cost that has ended: tokens, pauses and time; at hand when its final response is (not
+        upstream's).
+
+        Raises:
+            ReceiptNotFoundError: it lives, never was, or is not among the last `receipts_max_requests` that ended.
+        """
+        return self._receipts.get(id)
 
     def iteration_table(self) -> list[IterationRow]:
         """Who ran in each iteration and how far it came; off unless `iteration_table_max_rows` is set."""

@@ -9,6 +9,7 @@ from batch_manager.request import FinishReason
 from executor.api.errors import RequestError
 from executor.api.response import Response
 from executor.live_request import LiveRequest, LiveSequence, ResponseListener
+from executor.receipts import Receipts
 
 _logger = logging.getLogger(__name__)
 
@@ -20,9 +21,10 @@ class LiveRequests:
     it goes through them all.
     """
 
-    def __init__(self, on_end: Callable[[int], None]) -> None:
-        """`on_end` is told the scheduler's id of each sequence that leaves."""
+    def __init__(self, on_end: Callable[[int], None], receipts: Receipts) -> None:
+        """`on_end` is told the scheduler's id of each sequence that leaves, `receipts` each request."""
         self._on_end = on_end
+        self._receipts = receipts
         self.by_id: dict[int, LiveRequest] = {}
         self.sequences: dict[int, LiveSequence] = {}
         """By the scheduler's id; a request has one for each of its `num_return_sequences`."""
@@ -55,9 +57,10 @@ class LiveRequests:
         response = sequence.response(reason, iteration, is_final=is_final)
         assert response is not None, "a finished sequence always has a response"
         self._forget(sequence)
-        self._post(live, response)
         if is_final:
+            self._receipts.add(live)
             del self.by_id[live.request_id]
+        self._post(live, response)
 
     def fail(self, live: LiveRequest, error: RequestError) -> None:
         """A request ends with an error; one that has ended is left alone."""
@@ -65,6 +68,7 @@ class LiveRequests:
             return
         for sequence in live.sequences:
             self._forget(sequence)
+        self._receipts.add(live, error)
         self._post(live, live.error_response(error))
         del self.by_id[live.request_id]
 

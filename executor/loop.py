@@ -32,6 +32,7 @@ from executor.api.errors import EngineStepError, ExecutorShutDownError, RequestE
 from executor.guided_decoding import with_grammar
 from executor.live_request import LiveRequest, LiveSequence
 from executor.live_requests import LiveRequests
+from executor.receipts import Receipts
 from executor.request_intake import Submission
 from executor.sampling import SampledSequence, SamplingSpec
 from executor.speculation import Drafter
@@ -50,7 +51,9 @@ _IDLE_TICK = 0.05
 class ExecutorLoop:
     """Owns the BatchManager, the step and the drafter; nothing else touches them."""
 
-    def __init__(self, batch_manager: BatchManager, step: Step, drafter: Drafter, stats: StatsRecorder) -> None:
+    def __init__(
+        self, batch_manager: BatchManager, step: Step, drafter: Drafter, stats: StatsRecorder, receipts: Receipts
+    ) -> None:
         self._batch_manager = batch_manager
         self._step = step
         self._drafter = drafter
@@ -58,7 +61,7 @@ class ExecutorLoop:
         self._changed = threading.Condition()
         self._has_news = False
         """Whether callers have done anything since the loop last looked."""
-        self._live = LiveRequests(self._close)
+        self._live = LiveRequests(self._close, receipts)
         self._to_open: list[tuple[LiveSequence, SamplingSpec]] = []
         self._to_cancel: list[int] = []
         self._grammars: list[tuple[LiveRequest, list[SamplingSpec] | RequestError]] = []

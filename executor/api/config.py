@@ -157,6 +157,8 @@ class ExecutorConfig:
     """Bound on the prompt tokens that wait."""
     num_threads: int | None = addition(None)
     """CPU threads of the engine; `None` takes all cores."""
+    receipts_max_requests: int = addition(1000)
+    """Receipts kept for `Executor.get_receipt`, those of the requests that ended last."""
     trace_path: str | Path | None = addition(None)
     """Record what the BatchManager is asked and decides into this file, for `batch_manager.trace.replay`."""
 
@@ -170,7 +172,12 @@ class ExecutorConfig:
             )
         if self.decoding_config is not None:
             self.decoding_config.validate()
-        for name in ("iter_stats_max_iterations", "request_stats_max_iterations", "iteration_table_max_rows"):
+        for name in (
+            "iter_stats_max_iterations",
+            "request_stats_max_iterations",
+            "iteration_table_max_rows",
+            "receipts_max_requests",
+        ):
             _check_not_negative(name, getattr(self, name))
         _check_not_negative("kv_cache_config.event_buffer_max_size", self.kv_cache_config.event_buffer_max_size)
         if self.debug_config is not None:

@@ -48,6 +48,10 @@ class DuplicateRequestError(RequestError):
     code = ErrorCode.ALREADY_EXISTS
 
 
+class ReceiptNotFoundError(LookupError):
+    """There is no receipt of this request (any more)."""
+
+
 class QueueFullError(RequestError):
     """The queue's bound (requests or tokens) is reached."""
 
