@@ -102,7 +102,11 @@ class PagedBlocks:
         return -(-num_tokens // self.tokens_per_block)
 
     def find_reuse(self, request: Request) -> Reuse:
-        return self.kv.find_reuse(request)
+        reuse = self.kv.find_reuse(request)
+        if request.num_remote_tokens and reuse.partial is not None:
+            # What another instance sends is whole blocks, so a part is not worth a copy.
+            return reuse._replace(num_tokens=reuse.num_tokens - reuse.partial.num_tokens, partial=None)
+        return reuse
 
     def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int:
         return self.kv.num_new_blocks(request, num_tokens, reuse)

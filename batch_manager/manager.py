@@ -97,8 +97,8 @@ class BatchManager:
         self._life.wake([request])
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """Blocks of these running requests were lost while they were brought from a lower tier
-        (`KvCacheManager.acknowledge_transfer` returned them): they stand in line again, at their own place.
+        """Blocks of these running requests were lost on their way from a lower tier (`KvCacheManager.acknowledge_transfer`
+        returned them) or from another instance: they stand in line again, at their own place, and compute them.
         """
         self._life.now = self._clock()
         for request in requests:
@@ -254,7 +254,8 @@ class BatchManager:
             if request.state is not RequestState.RUNNING:
                 continue
             if life.blocks.is_loading(request):
-                batch.stalled.append(Stalled(request, WaitCode.KV_LOADING, 1, 0))
+                code = WaitCode.REMOTE_KV if request.num_remote_tokens else WaitCode.KV_LOADING
+                batch.stalled.append(Stalled(request, code, 1, 0))
             else:
                 batch.add_context(request)
         return self._admission.admit(batch, num_running_before)

@@ -79,6 +79,7 @@ class Request:
         "num_drafts_in_flight",
         "num_pauses",
         "num_prompt_tokens",
+        "num_remote_tokens",
         "num_reserved_blocks",
         "num_reused_tokens",
         "num_tokens",
@@ -117,6 +118,8 @@ class Request:
         beam_width: int = 1,
         retention: object | None = None,
         multimodal_spans: Sequence[MultimodalSpan] = (),
+        generated_token_ids: Sequence[int] = (),
+        num_remote_tokens: int = 0,
     ) -> None:
         """Describe a request.
 
@@ -139,11 +142,14 @@ class Request:
             beam_width: query rows of one generation step; different widths never share an iteration.
             retention: `batch_manager.kv.KvCacheRetentionConfig`, how long its blocks are worth keeping.
             multimodal_spans: what the prompt's placeholder tokens stand for.
+            generated_token_ids: what another instance has generated of it already, fewer than `max_new_tokens`.
+            num_remote_tokens: of its first so many tokens another instance sends the blocks once it is admitted.
         """
         self.request_id = request_id
         self.token_ids: list[int] = list(prompt_token_ids)
         """Prompt, then generated tokens. Never drafts."""
         self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids += generated_token_ids
         self.max_new_tokens = max_new_tokens
         self.min_new_tokens = min_new_tokens
         self.end_id = end_id
@@ -170,7 +176,9 @@ class Request:
         self.num_computed_tokens = 0
         """Tokens whose K and V are in the pool, or are being written by a step in flight."""
         self.num_reused_tokens = 0
-        """Of these, how many were found in the cache at the last (re)start."""
+        """Of these, how many were found in the cache at the last (re)start, or received from another instance."""
+        self.num_remote_tokens = num_remote_tokens
+        """Tokens whose K and V another instance has; 0 once they are here, or given up."""
         self.draft_token_ids: list[int] = []
         """Proposed continuation, verified in the next step."""
         self.block_ids: list[int] = []
@@ -183,7 +191,7 @@ class Request:
         """Place in the order of all live requests, set by the waiting queue: the smallest comes first."""
         self.context_end = 0
         """Tokens known when it was last admitted: below is context phase, from there on generation phase."""
-        self.num_tokens = self.num_prompt_tokens
+        self.num_tokens = len(self.token_ids)
         """`token_ids`, and those that steps in flight are sampling and whose ids are not known yet."""
         self.num_tokens_unchecked = self.max_num_tokens
         """A token that makes `token_ids` as long needs more than a look at `stop_ids` to see whether it is the last."""

@@ -44,8 +44,16 @@ class KvCacheManager(BlockTables):
     # Tiers
 
     def is_loading(self, request: Request) -> bool:
-        """Whether blocks found in a lower tier are still on their way; the request cannot run before."""
+        """Whether blocks found in a lower tier, or sent by another instance, are still on their way; the request cannot
+        run before."""
+        if self.remote.is_waiting(request):
+            return True
         return self.cache.transfers is not None and self.cache.transfers.is_loading(request.request_id)
+
+    @property
+    def num_blocks_in_transfer(self) -> int:
+        """Blocks held by copies between tiers only; they can be had once those are acknowledged. O(such blocks)."""
+        return 0 if self.cache.transfers is None else self.cache.transfers.num_blocks_held()
 
     def take_transfers(self) -> list[BlockTransfer]:
         """Copies between tiers to carry out, each to be acknowledged. Call after `begin_step`, once a step.
@@ -73,6 +81,28 @@ class KvCacheManager(BlockTables):
             request.num_computed_tokens = request.num_reused_tokens = 0
             disappointed.append(request)
         return disappointed
+
+    # Other instances
+
+    def take_remote_loads(self) -> list[Request]:
+        """Requests with `num_remote_tokens` that have been admitted since the last call.
+
+        Those of which a block is missing (`is_loading`) wait for `acknowledge_remote_load`; `lease` their blocks while
+        they are written.
+        """
+        return self.remote.take_admitted()
+
+    def acknowledge_remote_load(self, request: Request) -> None:
+        """The K and V of the first `num_remote_tokens` tokens are in the request's blocks: it goes on from there.
+
+        Raises:
+            BlockOwnershipError: the request does not wait for another instance (any more).
+        """
+        if not self.remote.is_waiting(request):
+            raise BlockOwnershipError(f"request {request.request_id} does not wait for blocks of another instance")
+        request.receipt.num_transferred_tokens += request.num_remote_tokens - request.num_computed_tokens
+        request.num_computed_tokens = request.num_reused_tokens = request.num_remote_tokens
+        self.remote.end(request)
 
     # Leases and pins
 

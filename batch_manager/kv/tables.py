@@ -21,6 +21,7 @@ from batch_manager.kv.keys import BlockKey, namespace_of
 from batch_manager.kv.leases import Lease, LeaseBook
 from batch_manager.kv.matching import block_key
 from batch_manager.kv.pins import PinBook
+from batch_manager.kv.remote import RemoteLoads
 from batch_manager.kv.retention import DEFAULT_RETENTION, checked_retention
 from batch_manager.kv.reuse import PartialReuse, Reuse
 from batch_manager.plan import BlockCopy
@@ -39,6 +40,7 @@ class BlockTables:
         self.cache = PrefixCache(config, clock)
         self.pool = self.cache.pool
         self.leases = LeaseBook(self.pool)
+        self.remote = RemoteLoads()
         self.pins = PinBook(self.leases, int(config.num_blocks * config.max_pinned_fraction), clock)
         self.holdings: dict[int, Holding] = {}
         """By request id."""
@@ -183,6 +185,8 @@ class BlockTables:
         request.num_computed_tokens = request.num_reused_tokens = reuse.num_tokens
         self._num_reused += num_found
         self._num_missed += num_tokens // self.tokens_per_block - num_found
+        if request.num_remote_tokens:
+            self.remote.admit(request)
         return copies
 
     def _adopt_path(self, holding: Holding, reuse: Reuse) -> None:
@@ -381,6 +385,7 @@ class BlockTables:
         self.cache.tree.drop_root_if_unused(holding.root)
         if self.cache.transfers is not None:
             self.cache.transfers.stop_waiting(request.request_id)
+        self.remote.end(request)
         request.block_ids = []
 
     # Steps
