@@ -25,7 +25,7 @@ class BlockAccounts(Protocol):
 
     @property
     def num_returning_blocks(self) -> int:
-        """Blocks that become free when the steps in flight end."""
+        """Blocks that become free when the steps in flight end, or copies between tiers."""
         ...
 
     def is_protected(self, request: Request) -> bool:
@@ -90,7 +90,7 @@ class PagedBlocks:
 
     @property
     def num_returning_blocks(self) -> int:
-        return self.kv.num_fenced_blocks
+        return self.kv.num_fenced_blocks + self.kv.num_blocks_in_transfer
 
     def is_protected(self, request: Request) -> bool:
         return request.num_pauses >= self._max_pauses

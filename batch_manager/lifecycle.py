@@ -97,7 +97,7 @@ class Lifecycle:
         """Let a running request's blocks cover `num_tokens` positions, pausing the last started ones if need be.
 
         False: it cannot run in this iteration, since it was paused itself or since the blocks it needs come back only
-        when a step in flight ends.
+        when a step in flight ends, or a copy between tiers.
         """
         blocks = self.blocks
         if request in self.awaiting_blocks:

@@ -58,7 +58,8 @@ class KvCacheManager(BlockTables):
     def take_transfers(self) -> list[BlockTransfer]:
         """Copies between tiers to carry out, each to be acknowledged. Call after `begin_step`, once a step.
 
-        They need not wait for the step, nor the step for them: no step reads or writes what they write.
+        They need not wait for the step, nor the step for them: no step reads or writes what they write. Those to one
+        tier are acknowledged in the order of this list.
         """
         return [] if self.cache.transfers is None else self.cache.transfers.take_orders()
 

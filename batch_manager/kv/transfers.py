@@ -9,12 +9,12 @@ disk     a ── b ── c        dropped: c, then b, then a
 ```
 Below the device, too, what is behind a block is there only while the block is: every lower copy's parent has a lower
 copy. The executor takes orders, carries them out in any way it likes while the engine computes, and acknowledges each
-once, in the order they were given. Until then both ends stay as they are.
+once, those to one tier in the order they were given. Until then both ends stay as they are.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -150,6 +150,20 @@ class TierTransfers:
 
     def is_loading(self, request_id: int) -> bool:
         return request_id in self._awaited
+
+    def num_blocks_held(self) -> int:
+        """Device blocks that nobody but transfers holds: to be had once those are acknowledged."""
+        explained: Counter[CachedBlock] = Counter()
+        count = 0
+        for tip in (*self.offloading, *self.loading):
+            node: CachedBlock | None = tip
+            while node is not None and node.block_id != NO_BLOCK:
+                explained[node] += 1
+                if explained[node] < node.num_holds:  # by somebody else, or by a block behind it that is still to come
+                    break
+                count += 1
+                node = node.parent
+        return count
 
     def stop_waiting(self, request_id: int) -> None:
         self._awaited.pop(request_id, None)

@@ -72,7 +72,7 @@ class RandomRun:
         self.live: dict[int, Request] = {}
         self.held: list[int] = []
         self.transfers: list[BlockTransfer] = []
-        """To be acknowledged, in this order."""
+        """To be acknowledged; those to one tier in this order."""
         self.leases: list[int] = []
         self.pins: list[int] = []
         self.num_pauses = 0
@@ -191,7 +191,9 @@ class RandomRun:
 
     def transfer(self) -> None:
         if self.transfers:
-            order = self.transfers.pop(0)
+            tier = self.source.choice([order.target_tier for order in self.transfers])
+            order = next(order for order in self.transfers if order.target_tier is tier)
+            self.transfers.remove(order)
             succeeded = self.source.random() < (0.6 if order.target_tier is CacheTier.DEVICE else 0.95)
             disappointed = self.kv.acknowledge_transfer(order.transfer_id, succeeded)
             if disappointed:

@@ -227,6 +227,7 @@ DECISIONS_ASKED_BY_THE_BATCH_MANAGER = {
     "num_free_blocks",
     "num_new_blocks",
     "next_iteration",
+    "num_blocks_in_transfer",
     "release",
     "store",
     "store_last_block",
