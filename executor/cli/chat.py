@@ -106,7 +106,7 @@ def _chat_with_directory(engine_dir: Path, config: ExecutorConfig, conversation:
             service = GenerationService(executor, tokenizer, end_ids=end_ids(executor, tokenizer))
 
             async def answerer(request: GenerationRequest) -> AsyncIterator[Event]:
-                with service.start(request) as stream:
+                with await service.start(request) as stream:
                     async for event in stream:
                         yield event
 

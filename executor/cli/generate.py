@@ -110,7 +110,7 @@ async def _answer_all(
     service = GenerationService(executor, tokenizer, end_ids=end_ids(executor, tokenizer))
 
     async def answer(index: int, request: GenerationRequest) -> None:
-        with service.start(request) as stream:
+        with await service.start(request) as stream:
             async for event in stream:
                 if isinstance(event, Delta):
                     view.add(index, event.text)

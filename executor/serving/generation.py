@@ -2,7 +2,8 @@
 
 ```
                         executor's loop thread          |  asyncio loop
-start(request) ─────────────────────────────────────────┼─ checks, tokenizes, enqueues
+                                                        |  start(request): checks, tokenizes (long prompts on a
+                        ◄───────────────────────────────┼─ thread of their own), enqueues
                         listener(responses) ── one ─────┼► deliver: each response to its output's stream
                         once an iteration    wake-up    |
 ```
@@ -15,6 +16,7 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from executor.api.errors import (
     DuplicateRequestError,
@@ -26,9 +28,9 @@ from executor.api.errors import (
 from executor.api.request import OutputConfig, Request
 from executor.api.response import Response
 from executor.serving.events import Accepted
-from executor.serving.generation_request import GenerationRequest
+from executor.serving.generation_request import GenerationRequest, Prompt
 from executor.serving.interface import ServedExecutor
-from executor.serving.prompt import prompt_token_ids
+from executor.serving.prompt import num_characters, prompt_token_ids
 from executor.serving.request_record import Observers, RequestObserver, RequestRecord
 from executor.serving.stream import GenerationStream, OutputState
 from executor.text import TextStream, Tokenizer
@@ -36,6 +38,10 @@ from executor.text import TextStream, Tokenizer
 _logger = logging.getLogger(__name__)
 
 _SEED_RANGE = 2**64
+
+_TOKENIZED_ON_LOOP = 2_000
+"""Characters of a prompt that are tokenized on the loop itself: takes a millisecond or less, about ten times what
+handing them to a thread does. Megabytes take seconds."""
 
 
 class SlowReaderError(QueueFullError):
@@ -81,8 +87,10 @@ class GenerationService:
     def num_live_requests(self) -> int:
         return len(self._streams)
 
-    def start(self, request: GenerationRequest) -> GenerationStream:
+    async def start(self, request: GenerationRequest) -> GenerationStream:
         """Check, tokenize and queue a request.
+
+        A long prompt is tokenized beside the loop; other requests go on meanwhile.
 
         Returns:
             Its events; use it in a `with` block, whose end cancels what has not ended.
@@ -91,14 +99,13 @@ class GenerationService:
             RequestError: of the kind that says what is wrong, with the field at fault; nothing is queued.
         """
         try:
-            return self._start(request)
+            return await self._start(request)
         except RequestError as error:
             self._observer.on_refused(request.request_id, error)
             raise
 
-    def _start(self, request: GenerationRequest) -> GenerationStream:
-        if self.is_draining:
-            raise ExecutorShutDownError("the server is draining and takes no new requests")
+    async def _start(self, request: GenerationRequest) -> GenerationStream:
+        self._check_draining()
         request.validate()
         if request.stop_strings and self.tokenizer is None:
             raise UnsupportedFeatureError(
@@ -106,9 +113,10 @@ class GenerationService:
                 field="stop_strings",
             )
         request_id = uuid.uuid4().hex if request.request_id is None else request.request_id
-        if request_id in self._streams:
-            raise DuplicateRequestError(f"request_id {request_id!r} belongs to a live request", field="request_id")
-        token_ids = prompt_token_ids(self.tokenizer, request.prompt, self.executor.spec.max_input_len)
+        self._check_unused(request_id)
+        token_ids = await self._token_ids(request.prompt)
+        self._check_draining()  # again: it may have begun, and the id may have been taken, while a thread tokenized
+        self._check_unused(request_id)
         executor_ids = self._enqueue(request, token_ids)
 
         record = RequestRecord(
@@ -126,6 +134,20 @@ class GenerationService:
             self._outputs[executor_id] = stream, self._output_state(request, index, len(token_ids))
         self._streams[request_id] = stream
         return stream
+
+    def _check_draining(self) -> None:
+        if self.is_draining:
+            raise ExecutorShutDownError("the server is draining and takes no new requests")
+
+    def _check_unused(self, request_id: str) -> None:
+        if request_id in self._streams:
+            raise DuplicateRequestError(f"request_id {request_id!r} belongs to a live request", field="request_id")
+
+    async def _token_ids(self, prompt: Prompt) -> list[int]:
+        tokenize = partial(prompt_token_ids, self.tokenizer, prompt, self.executor.spec.max_input_len)
+        if num_characters(prompt) <= _TOKENIZED_ON_LOOP:
+            return tokenize()
+        return await asyncio.to_thread(tokenize)
 
     def abort(self, request_id: str) -> bool:
         """Cancel a live request by its exact id; its open outputs finish with `CANCELLED`. False: no such request."""

@@ -25,7 +25,7 @@ class InferenceServicer:
         for key, value in context.invocation_metadata():
             if key == "traceparent":
                 asked.trace_parent = value
-        with self._generation.start(asked) as stream:
+        with await self._generation.start(asked) as stream:
             async for event in stream:
                 await context.write(response_message(event))
 

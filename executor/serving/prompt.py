@@ -7,11 +7,20 @@ from executor.serving.generation_request import ChatPrompt, Prompt, TextPrompt, 
 from executor.text import ChatTemplateError, MissingChatTemplateError, Tokenizer
 
 
+def num_characters(prompt: Prompt) -> int:
+    """How much there is to tokenize; 0 for token ids."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(turn.content) for turn in prompt.messages)
+    return 0
+
+
 def prompt_token_ids(tokenizer: Tokenizer | None, prompt: Prompt, max_input_len: int) -> list[int]:
     """Tokenize a prompt.
 
-    Text that is too long for `max_input_len` tokens whatever its tokens are is refused before it is tokenized:
-    megabytes take seconds, in which no other request is served.
+    Text that is too long for `max_input_len` tokens whatever its tokens are is refused before it is tokenized. Safe to
+    call from several threads at once.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long or not valid Unicode, or the chat template refuses the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ from tests.serving.harness import load_byte_tokenizer, running_service
 
 
 async def collect(service: GenerationService, request: GenerationRequest) -> list[Event]:
-    with service.start(request) as stream:
+    with await service.start(request) as stream:
         return [event async for event in stream]
 
 
@@ -218,7 +219,7 @@ async def test_a_bad_request_names_its_field_each_time_and_the_next_good_one_wor
     async with running_service() as service:
         for _ in range(2):
             with pytest.raises(InvalidRequestError) as caught:
-                service.start(request)
+                await service.start(request)
             assert caught.value.field == field
         assert text_of(await collect(service, GenerationRequest(TextPrompt("ok"), max_tokens=2))) == "ok"
 
@@ -233,8 +234,65 @@ async def test_text_that_no_tokens_could_make_short_enough_is_refused_before_it_
     """Three megabytes of spaces once kept every other request waiting for four seconds."""
     async with running_service() as service:
         with pytest.raises(InvalidRequestError, match=rf"^{field} has 1\d+ bytes; the engine") as caught:
-            service.start(GenerationRequest(prompt))
+            await service.start(GenerationRequest(prompt))
         assert caught.value.field == field
+
+
+class WaitingTokenizer:
+    """Tokenizes long texts only when it is let."""
+
+    max_token_bytes = 1
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.is_asked = threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) > 3000:
+            self.is_asked.set()
+            assert self.may_go_on.wait(30)
+        return [ord(character) for character in text]
+
+    def incremental_decoder(self) -> None:
+        return None
+
+
+async def test_a_long_prompt_holds_up_no_other_request_while_it_is_tokenized() -> None:
+    tokenizer = WaitingTokenizer()
+    async with running_service(tokenizer=tokenizer) as service:
+        long = asyncio.create_task(collect(service, GenerationRequest(TextPrompt("x" * 3500), max_tokens=2)))
+        assert await asyncio.to_thread(tokenizer.is_asked.wait, 30)
+        assert finishes(await collect(service, GenerationRequest(TextPrompt("short"), max_tokens=2)))
+        tokenizer.may_go_on.set()
+        assert finishes(await long)[0].usage.prompt_tokens == 3500
+
+
+async def test_an_id_that_is_taken_while_a_prompt_is_tokenized_is_refused_all_the_same() -> None:
+    tokenizer = WaitingTokenizer()
+    executor = FakeExecutor()
+    executor.hold()
+    async with running_service(executor, tokenizer) as service:
+        request = GenerationRequest(TextPrompt("x" * 3500), max_tokens=2, request_id="job")
+        late = asyncio.create_task(collect(service, request))
+        assert await asyncio.to_thread(tokenizer.is_asked.wait, 30)
+        with await service.start(GenerationRequest(TextPrompt("short"), request_id="job")):
+            tokenizer.may_go_on.set()
+            with pytest.raises(DuplicateRequestError, match="job"):
+                await late
+    assert len(executor.requests) == 1
+
+
+async def test_a_drain_that_begins_while_a_prompt_is_tokenized_refuses_it() -> None:
+    tokenizer = WaitingTokenizer()
+    executor = FakeExecutor()
+    async with running_service(executor, tokenizer) as service:
+        late = asyncio.create_task(collect(service, GenerationRequest(TextPrompt("x" * 3500), max_tokens=2)))
+        assert await asyncio.to_thread(tokenizer.is_asked.wait, 30)
+        await service.drain(0)
+        tokenizer.may_go_on.set()
+        with pytest.raises(ExecutorShutDownError, match="draining"):
+            await late
+    assert not executor.requests
 
 
 async def test_without_a_tokenizer_only_token_ids_are_taken() -> None:
@@ -245,7 +303,7 @@ async def test_without_a_tokenizer_only_token_ids_are_taken() -> None:
             (GenerationRequest(TokenPrompt([1]), stop_strings=["x"]), "stop_strings"),
         ):
             with pytest.raises(UnsupportedFeatureError) as caught:
-                service.start(request)
+                await service.start(request)
             assert caught.value.field == field
         events = await collect(service, GenerationRequest(TokenPrompt([1, 2]), max_tokens=3))
     assert [token for event in events if isinstance(event, Delta) for token in event.token_ids] == [1, 2, 1]
@@ -254,7 +312,7 @@ async def test_without_a_tokenizer_only_token_ids_are_taken() -> None:
 async def test_without_a_chat_template_chat_is_not_offered() -> None:
     async with running_service(tokenizer=load_byte_tokenizer(chat_template=None)) as service:
         with pytest.raises(UnsupportedFeatureError) as caught:
-            service.start(GenerationRequest(ChatPrompt([ChatMessage("user", "x")])))
+            await service.start(GenerationRequest(ChatPrompt([ChatMessage("user", "x")])))
     assert caught.value.field == "chat"
 
 
@@ -264,9 +322,9 @@ async def test_a_live_id_is_taken_and_free_again_after_the_end() -> None:
     executor.hold()
     async with running_service(executor) as service:
         request = GenerationRequest(TextPrompt("x"), max_tokens=3, request_id="mine")
-        with service.start(request) as first:
+        with await service.start(request) as first:
             with pytest.raises(DuplicateRequestError) as caught:
-                service.start(request)
+                await service.start(request)
             assert caught.value.code is ErrorCode.ALREADY_EXISTS
             executor.release()
             assert len(finishes([event async for event in first])) == 1
@@ -279,8 +337,8 @@ async def test_abort_takes_the_exact_id_only() -> None:
     executor.hold()
     async with running_service(executor) as service:
         with (
-            service.start(GenerationRequest(TextPrompt("x"), max_tokens=2, request_id="job")) as short,
-            service.start(GenerationRequest(TextPrompt("x"), max_tokens=2, request_id="job-1")) as long,
+            await service.start(GenerationRequest(TextPrompt("x"), max_tokens=2, request_id="job")) as short,
+            await service.start(GenerationRequest(TextPrompt("x"), max_tokens=2, request_id="job-1")) as long,
         ):
             assert not service.abort("jo")
             assert service.abort("job")
@@ -293,7 +351,7 @@ async def test_abort_takes_the_exact_id_only() -> None:
 async def test_an_abort_after_the_last_token_leaves_the_finish_as_it_was() -> None:
     async with running_service() as service:
         request = GenerationRequest(TextPrompt("x"), max_tokens=1, request_id="done")
-        with service.start(request) as stream:
+        with await service.start(request) as stream:
             while stream.num_open_outputs:
                 await asyncio.sleep(0)
             assert not service.abort("done")
@@ -305,7 +363,7 @@ async def test_an_abort_after_the_last_token_leaves_the_finish_as_it_was() -> No
 async def test_leaving_the_stream_cancels_what_has_not_ended() -> None:
     executor = FakeExecutor(step_seconds=0.001)
     async with running_service(executor) as service:
-        with service.start(GenerationRequest(TextPrompt("x"), max_tokens=8000, num_return_sequences=2)) as stream:
+        with await service.start(GenerationRequest(TextPrompt("x"), max_tokens=8000, num_return_sequences=2)) as stream:
             async for event in stream:
                 if isinstance(event, Delta):
                     break
@@ -318,9 +376,9 @@ async def test_a_queue_bound_refuses_all_outputs_of_a_request_or_none() -> None:
     executor = FakeExecutor(max_queue_size=3)
     executor.hold()
     async with running_service(executor) as service:
-        with service.start(GenerationRequest(TextPrompt("x"), max_tokens=1, num_return_sequences=2)):
+        with await service.start(GenerationRequest(TextPrompt("x"), max_tokens=1, num_return_sequences=2)):
             with pytest.raises(QueueFullError):
-                service.start(GenerationRequest(TextPrompt("x"), max_tokens=1, num_return_sequences=2))
+                await service.start(GenerationRequest(TextPrompt("x"), max_tokens=1, num_return_sequences=2))
             assert executor.num_unfinished_requests == 2
             assert service.num_live_requests == 1
 
@@ -341,11 +399,11 @@ async def test_an_engine_failure_ends_its_requests_with_the_error_and_no_other()
 async def test_draining_takes_no_new_requests_and_cancels_what_outlasts_it() -> None:
     executor = FakeExecutor(step_seconds=0.001)
     async with running_service(executor) as service:
-        with service.start(GenerationRequest(TextPrompt("x"), max_tokens=8000)) as stream:
+        with await service.start(GenerationRequest(TextPrompt("x"), max_tokens=8000)) as stream:
             draining = asyncio.create_task(service.drain(0.05))
             await asyncio.sleep(0)
             with pytest.raises(ExecutorShutDownError):
-                service.start(GenerationRequest(TextPrompt("y")))
+                await service.start(GenerationRequest(TextPrompt("y")))
             assert finishes([event async for event in stream])[0].finish_reason is FinishReason.CANCELLED
         await draining
 
@@ -354,7 +412,7 @@ async def test_a_reader_that_takes_nothing_for_too_long_loses_its_request() -> N
     executor = FakeExecutor(step_seconds=0.001)
 
     async def stuck(service: GenerationService) -> None:
-        with service.start(GenerationRequest(TextPrompt("x"), max_tokens=8000)) as stream:
+        with await service.start(GenerationRequest(TextPrompt("x"), max_tokens=8000)) as stream:
             async for _ in stream:
                 await asyncio.sleep(3600)
 
@@ -378,7 +436,7 @@ async def test_a_reader_that_waits_for_a_slow_engine_keeps_its_request() -> None
 
 async def test_a_slow_reader_finds_waiting_deltas_joined() -> None:
     async with running_service() as service:
-        with service.start(GenerationRequest(TextPrompt("abc"), max_tokens=300)) as stream:
+        with await service.start(GenerationRequest(TextPrompt("abc"), max_tokens=300)) as stream:
             while stream.num_open_outputs:
                 await asyncio.sleep(0)
             events = [event async for event in stream]
@@ -391,7 +449,7 @@ async def test_many_requests_that_leave_at_any_moment_leave_nothing_behind() -> 
     async with running_service(executor) as service:
 
         async def leave_after(count: int) -> None:
-            with service.start(GenerationRequest(TextPrompt("abc"), max_tokens=40)) as stream:
+            with await service.start(GenerationRequest(TextPrompt("abc"), max_tokens=40)) as stream:
                 seen = 0
                 async for event in stream:
                     seen += isinstance(event, Delta)

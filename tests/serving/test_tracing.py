@@ -37,7 +37,7 @@ async def span_of(request: GenerationRequest, executor: FakeExecutor | None = No
         except EngineStepError:
             assert executor is not None
         with pytest.raises(InvalidRequestError):
-            service.start(GenerationRequest(TextPrompt("")))
+            await service.start(GenerationRequest(TextPrompt("")))
     (span,) = exporter.get_finished_spans()
     return span
 

@@ -106,7 +106,7 @@ class HttpApi:
             trace_parent=request.headers.get("traceparent"),
         )
         with ExitStack() as started:
-            streams = [started.enter_context(self._generation.start(one)) for one in requests]
+            streams = [started.enter_context(await self._generation.start(one)) for one in requests]
             started.pop_all()  # all are queued: from here on the answer owns them
         return Answer(
             api,
