@@ -25,6 +25,8 @@ from executor.debug_tensors import DebugTensors
 from executor.engines.open import engine_spec, open_engine
 from executor.guided_decoding import open_guided_decoding
 from executor.kv_events import KvEventSource
+from executor.kv_tiers import open_mover
+from executor.kv_upkeep import KvUpkeep
 from executor.live_limits import LiveLimits, change_limits, current_limits
 from executor.live_request import ResponseListener
 from executor.loop import ExecutorLoop
@@ -80,7 +82,8 @@ class Executor:
         self.spec = engine_spec(self.manifest, kv.kv_cache_dtype)
         scheduling = batch_manager_config(config, self.spec)
         self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, available_memory())
-        _logger.info(self.pool_size.reason)
+        for line in self.pool_size.reason.splitlines():
+            _logger.info(line)
         self._debug_tensors = None if config.debug_config is None else DebugTensors(config.debug_config)
         drafter = Drafter(_default_lookahead(config.decoding_config))
         self._grammars = None
@@ -98,7 +101,7 @@ class Executor:
         self._engine.warm_up()
         _logger.info("engine ready after %.1f s", time.monotonic() - started)
 
-        kv_config = kv_cache_manager_config(config, self.pool_size.num_blocks, self.spec)
+        kv_config = kv_cache_manager_config(config, self.pool_size, self.spec)
         self._batch_manager, self._kv, self._trace = open_scheduler(scheduling, kv_config, config.trace_path)
         limits = StatsLimits(
             config.iter_stats_max_iterations, config.request_stats_max_iterations, config.iteration_table_max_rows
@@ -107,7 +110,10 @@ class Executor:
         runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
         step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
         self._receipts = Receipts(config.receipts_max_requests)
-        self._loop = ExecutorLoop(self._batch_manager, step, drafter, self._stats, self._receipts)
+        size = self.pool_size
+        mover = open_mover(self._engine, size.host_blocks, size.disk_blocks, kv.disk_cache_dir)
+        self._kv_upkeep = KvUpkeep(self._batch_manager, self._kv, mover)
+        self._loop = ExecutorLoop(self._batch_manager, self._kv_upkeep, step, drafter, self._stats, self._receipts)
         self._intake = RequestIntake(config, self.spec, self._grammars)
         self._responses = ResponseQueue()
         self._ids = itertools.count(1)
@@ -318,6 +324,7 @@ class Executor:
         self._is_shut_down = True
         self._loop.stop()
         self._responses.close()
+        self._kv_upkeep.close()
         self._engine.close()
         if self._grammars is not None:
             self._grammars.shutdown()

@@ -30,6 +30,7 @@ from batch_manager import (
 )
 from executor.api.errors import EngineStepError, ExecutorShutDownError, RequestError
 from executor.guided_decoding import with_grammar
+from executor.kv_upkeep import KvUpkeep
 from executor.live_request import LiveRequest, LiveSequence
 from executor.live_requests import LiveRequests
 from executor.receipts import Receipts
@@ -49,18 +50,27 @@ _IDLE_TICK = 0.05
 
 
 class ExecutorLoop:
-    """Owns the BatchManager, the step and the drafter; nothing else touches them."""
+    """Owns the BatchManager, the upkeep of its KV cache, the step and the drafter; nothing else touches them."""
 
     def __init__(
-        self, batch_manager: BatchManager, step: Step, drafter: Drafter, stats: StatsRecorder, receipts: Receipts
+        self,
+        batch_manager: BatchManager,
+        kv_upkeep: KvUpkeep,
+        step: Step,
+        drafter: Drafter,
+        stats: StatsRecorder,
+        receipts: Receipts,
     ) -> None:
         self._batch_manager = batch_manager
+        self._kv_upkeep = kv_upkeep
         self._step = step
         self._drafter = drafter
         self._stats = stats
         self._changed = threading.Condition()
         self._has_news = False
-        """Whether callers have done anything since the loop last looked."""
+        """Whether callers have done anything, or KV blocks have arrived, since the loop last looked."""
+        self._is_busy = False
+        """Whether a request was live when the loop last looked."""
         self._live = LiveRequests(self._close, receipts)
         self._to_open: list[tuple[LiveSequence, SamplingSpec]] = []
         self._to_cancel: list[int] = []
@@ -73,6 +83,7 @@ class ExecutorLoop:
         self._thread = threading.Thread(target=self._run, name="executor-loop", daemon=True)
 
     def start(self) -> None:
+        self._kv_upkeep.start(self.wake)
         self._thread.start()
 
     # -- called from any thread -------------------------------------------------------------------------------------
@@ -157,6 +168,11 @@ class ExecutorLoop:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def wake(self) -> None:
+        """Let the loop look again, at once if it waits."""
+        with self._changed:
+            self._notify()
+
     def _notify(self) -> None:
         self._has_news = True
         self._changed.notify_all()
@@ -182,8 +198,11 @@ class ExecutorLoop:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
+            if self._is_busy and not self._batch_manager.has_work:
+                self._kv_upkeep.on_idle()
             self._changed.wait_for(lambda: self._stopping or self._has_news or self._batch_manager.has_work)
             self._has_news = False
+            self._is_busy = self._batch_manager.has_work
             return not self._stopping
 
     def _iterate(self) -> None:
@@ -191,7 +210,9 @@ class ExecutorLoop:
         with self._changed:
             self._end_cancelled()
             self._release_held()
+            self._kv_upkeep.acknowledge()
             plan = self._plan()
+            self._kv_upkeep.order()
             to_open, self._to_open = self._to_open, []
         for sequence, spec in to_open:
             self._open(sequence, spec)

@@ -9,10 +9,12 @@ from batch_manager import BatchManager, BatchManagerConfig, KvCacheManager
 from batch_manager import CapacitySchedulerPolicy as CapacityPolicy
 from batch_manager import ContextChunkingPolicy as ChunkingPolicy
 from batch_manager.kv import KvCacheConfig
-from batch_manager.trace import InstantClock, TraceRecorder
+from batch_manager.kv.config import DEFAULT_OFFLOAD_MIN_PRIORITY
+from batch_manager.trace import InstantClock, ObservedKvCacheManager, TraceRecorder
 from executor.api import config as api
 from executor.api.errors import InvalidRequestError
 from executor.engines.interface import EngineSpec
+from executor.pool_size import PoolSize
 
 
 def batch_manager_config(config: api.ExecutorConfig, spec: EngineSpec) -> BatchManagerConfig:
@@ -37,15 +39,20 @@ def batch_manager_config(config: api.ExecutorConfig, spec: EngineSpec) -> BatchM
     )
 
 
-def kv_cache_manager_config(config: api.ExecutorConfig, num_blocks: int, spec: EngineSpec) -> KvCacheConfig:
+def kv_cache_manager_config(config: api.ExecutorConfig, size: PoolSize, spec: EngineSpec) -> KvCacheConfig:
     kv = config.kv_cache_config
+    min_priority = kv.secondary_offload_min_priority
     return KvCacheConfig(
-        num_blocks=num_blocks,
+        num_blocks=size.num_blocks,
         tokens_per_block=spec.tokens_per_block,
         enable_block_reuse=kv.enable_block_reuse,
         enable_partial_reuse=kv.enable_partial_reuse,
         copy_on_partial_reuse=kv.copy_on_partial_reuse,
         event_buffer_max_size=kv.event_buffer_max_size,
+        host_blocks=size.host_blocks,
+        disk_blocks=size.disk_blocks,
+        secondary_offload_min_priority=DEFAULT_OFFLOAD_MIN_PRIORITY if min_priority is None else min_priority,
+        max_pinned_fraction=kv.max_pinned_fraction,
     )
 
 
@@ -68,7 +75,7 @@ def open_scheduler(config: BatchManagerConfig, kv_config: KvCacheConfig, trace_p
         kv = KvCacheManager(kv_config)
         return Scheduler(BatchManager(config, kv), kv, None)
     clock = InstantClock()
-    kv = KvCacheManager(kv_config, clock)
+    kv = ObservedKvCacheManager(kv_config, clock)
     recorder = TraceRecorder(config, kv, clock, trace_path)
     return Scheduler(recorder, kv, recorder)
 

@@ -8,6 +8,9 @@ from batch_manager.kv.errors import InvalidKvCacheConfigError
 from batch_manager.kv.eviction import EvictionStrategy
 from batch_manager.kv.retention import MAX_PRIORITY, MIN_PRIORITY
 
+DEFAULT_OFFLOAD_MIN_PRIORITY = 30
+"""TensorRT-LLM's."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvCacheConfig:
@@ -44,7 +47,7 @@ class KvCacheConfig:
     eviction_strategy: EvictionStrategy = EvictionStrategy.LRU
     host_blocks: int = 0
     disk_blocks: int = 0
-    secondary_offload_min_priority: int = 30
+    secondary_offload_min_priority: int = DEFAULT_OFFLOAD_MIN_PRIORITY
     offload_free_fraction: float = 0.5
     max_offloads_per_step: int = 64
     max_pinned_fraction: float = 0.25

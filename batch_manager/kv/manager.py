@@ -12,13 +12,13 @@ from batch_manager.kv.audit import check_invariants
 from batch_manager.kv.block import NO_BLOCK
 from batch_manager.kv.config import KvCacheConfig
 from batch_manager.kv.errors import BlockOwnershipError
-from batch_manager.kv.events import KvCacheEvent
+from batch_manager.kv.events import CacheTier, KvCacheEvent
 from batch_manager.kv.holding import Holding
 from batch_manager.kv.ledger import Leak, Ledger
 from batch_manager.kv.pins import Pin
-from batch_manager.kv.stats import KvCacheStats
+from batch_manager.kv.stats import NO_TIER, KvCacheStats, TierStats
 from batch_manager.kv.tables import BlockTables
-from batch_manager.kv.transfers import BlockTransfer
+from batch_manager.kv.transfers import NO_TRANSFERS, BlockTransfer
 from batch_manager.request import Request
 
 
@@ -40,6 +40,7 @@ class KvCacheManager(BlockTables):
         """Of requests that ended without giving their blocks back."""
         self.lost_blocks: set[int] = set()
         """Blocks nobody holds that are not free either."""
+        self._num_quarantined_blocks = 0
 
     # Tiers
 
@@ -160,11 +161,28 @@ class KvCacheManager(BlockTables):
             self._num_reused,
             self._num_missed,
             self.pool.num_evictions,
+            self._tier_stats(CacheTier.HOST),
+            self._tier_stats(CacheTier.DISK),
+            *(NO_TRANSFERS if self.cache.transfers is None else self.cache.transfers.counts),
+            self.pins.num_pinned_blocks,
+            self._num_quarantined_blocks,
         )
+
+    def _tier_stats(self, wanted: CacheTier) -> TierStats:
+        for tier in self.cache.transfers.tiers if self.cache.transfers is not None else ():
+            if tier.tier is wanted:
+                return TierStats(tier.num_slots, tier.num_slots - len(tier.free))
+        return NO_TIER
 
     def ledger(self) -> Ledger:
         """Who holds what: an entry for each block and owner. O(blocks)."""
         return Ledger.of(self)
+
+    @property
+    def may_have_leaks(self) -> bool:
+        """Whether `find_leaks` can find any when no request is live. O(blocks in transfer)."""
+        returning = self.num_fenced_blocks + self.num_blocks_in_transfer
+        return bool(self.holdings) or self.num_free_blocks + returning < self.num_blocks
 
     def find_leaks(self, live_request_ids: Iterable[int]) -> list[Leak]:
         """Blocks held for requests that are not live, or for nobody, and blocks lost altogether.
@@ -186,6 +204,7 @@ class KvCacheManager(BlockTables):
         if lost:
             leaks.append(Leak("nobody", sorted(lost), None, None))
             self.lost_blocks |= lost
+        self._num_quarantined_blocks += sum(len(leak.block_ids) for leak in leaks)
         return leaks
 
     def free_quarantined(self) -> int:
@@ -197,6 +216,7 @@ class KvCacheManager(BlockTables):
             self.pool.give_back(block_id)
         self.quarantine.clear()
         self.lost_blocks.clear()
+        self._num_quarantined_blocks = 0
         return count
 
     def check_invariants(self) -> None:

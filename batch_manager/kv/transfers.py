@@ -45,6 +45,9 @@ class TransferCounts(NamedTuple):
     failed: int
 
 
+NO_TRANSFERS = TransferCounts(0, 0, 0)
+
+
 class TierTransfers:
     """The lower tiers and the copies in flight.
 
@@ -90,7 +93,7 @@ class TierTransfers:
         """Children that have a lower copy, or are being offloaded: a parent's copies must not go before theirs."""
         self._awaited: dict[int, set[int]] = {}
         """Request id -> transfers it waits for."""
-        self.counts = TransferCounts(0, 0, 0)
+        self.counts = NO_TRANSFERS
 
     # What is where
 

@@ -179,7 +179,7 @@ class ExecutorConfig:
             "receipts_max_requests",
         ):
             _check_not_negative(name, getattr(self, name))
-        _check_not_negative("kv_cache_config.event_buffer_max_size", self.kv_cache_config.event_buffer_max_size)
+        self.kv_cache_config.validate()
         if self.debug_config is not None:
             _check_not_negative(
                 "debug_config.debug_tensors_max_iterations", self.debug_config.debug_tensors_max_iterations

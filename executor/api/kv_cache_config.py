@@ -9,10 +9,11 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from enum import IntEnum
 
 from batch_manager.kv import KvCacheRetentionConfig as BlockRetentionConfig
+from batch_manager.kv.retention import MAX_PRIORITY, MIN_PRIORITY
+from executor.api.errors import InvalidRequestError
 from executor.api.parallel import ONE_DEVICE
 from executor.api.support import accepted, addition, refused
 
-_NO_LOWER_TIERS = "blocks are kept in one pool; offloading to a second one is not offered yet"
 _NO_FILES = "blocks are not written to files"
 _NO_TRANSFER = "transfer between instances is not offered yet"
 
@@ -51,10 +52,12 @@ class KvCacheConfig:
     free_gpu_memory_fraction: float | None = None
     """Part of the memory that is free after loading the engine (main memory on a CPU). Default 0.9 on a GPU; on a
     CPU the pool is bounded by what `max_batch_size` sequences of `max_seq_len` tokens can use."""
-    host_cache_size: int | None = refused(None, _NO_LOWER_TIERS)
-    onboard_blocks: bool = accepted(True, "there is nowhere to bring blocks from: offloading is not offered yet")
+    host_cache_size: int | None = None
+    """Bytes of main memory for blocks that leave the pool; `None` or 0: none."""
+    onboard_blocks: bool = accepted(True, "blocks found below the pool are always brought back to it")
     cross_kv_cache_fraction: float | None = refused(None, "only decoder-only models are offered")
-    secondary_offload_min_priority: int | None = refused(None, _NO_LOWER_TIERS)
+    secondary_offload_min_priority: int | None = None
+    """Retention priority below which blocks are dropped instead of offloaded; `None`: 30."""
     event_buffer_max_size: int = 0
     """Events kept for `get_kv_cache_event_manager`; 0: no events."""
     _: KW_ONLY
@@ -65,10 +68,37 @@ class KvCacheConfig:
     runtime_defaults: InitVar[RuntimeDefaults | None] = None
     kv_cache_dtype: str | None = addition(None)
     """`None`: as the plan computes; `"int8"`: 8 bit, quantised by token."""
+    disk_cache_size: int | None = addition(None)
+    """Bytes of a file for blocks that leave main memory, or the pool where there is no `host_cache_size`; `None` or 0:
+    no file."""
+    disk_cache_dir: str | None = addition(None)
+    """Where that file is, one directory for each executor; it is removed at shutdown."""
+    max_pinned_fraction: float = addition(0.25)
+    """Of the pool's blocks, how many `Executor.pin_prefix` may keep there."""
 
     def __post_init__(self, runtime_defaults: RuntimeDefaults | None) -> None:
         if runtime_defaults is not None:
             self.fill_empty_fields_from_runtime_defaults(runtime_defaults)
+
+    def validate(self) -> None:
+        """Raise `InvalidRequestError` naming the first field that is wrong whatever the engine is."""
+        for name in ("host_cache_size", "disk_cache_size", "event_buffer_max_size"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise _wrong(name, f"is {value}; it must be 0 or more")
+        priority = self.secondary_offload_min_priority
+        if priority is not None and not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            raise _wrong(
+                "secondary_offload_min_priority", f"is {priority}; it must be in [{MIN_PRIORITY}, {MAX_PRIORITY}]"
+            )
+        if not 0 <= self.max_pinned_fraction <= 1:
+            raise _wrong("max_pinned_fraction", f"is {self.max_pinned_fraction}; it must be in [0, 1]")
+        if self.disk_cache_size and self.disk_cache_dir is None:
+            raise _wrong("disk_cache_dir", "is not set; disk_cache_size needs a directory")
+        if not self.enable_block_reuse and (self.host_cache_size or self.disk_cache_size):
+            raise _wrong(
+                "enable_block_reuse", "is off; nothing would be found again in host_cache_size or disk_cache_size"
+            )
 
     def fill_empty_fields_from_runtime_defaults(self, runtime_defaults: RuntimeDefaults) -> None:
         """Take over what is not set here."""
@@ -76,6 +106,10 @@ class KvCacheConfig:
             self.max_attention_window = runtime_defaults.max_attention_window
         if self.sink_token_length is None:
             self.sink_token_length = runtime_defaults.sink_token_length
+
+
+def _wrong(name: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"kv_cache_config.{name} {what}", field=f"kv_cache_config.{name}")
 
 
 class CacheTransceiverBackendType(IntEnum):

@@ -81,12 +81,18 @@ class Engine(Protocol):
         """Copy whole blocks inside the pool, all layers, keys and values."""
         ...
 
-    def read_block(self, block_id: int) -> NDArray[np.uint8]:
-        """The block's bytes, `[kv_bytes_per_block]`, layer by layer, keys before values."""
+    def read_block(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """The block's bytes, `[kv_bytes_per_block]`, layer by layer, keys before values; into `out` if that is given.
+
+        May be called beside a step, from any thread, for a block that the step does not write.
+        """
         ...
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
-        """Put back what `read_block` gave, into this or another block."""
+        """Put back what `read_block` gave, into this or another block.
+
+        May be called beside a step, from any thread, for a block that the step neither reads nor writes.
+        """
         ...
 
     def close(self) -> None: ...

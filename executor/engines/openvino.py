@@ -96,10 +96,10 @@ class OpenVinoEngine:
         validate_block_ids(targets, self.num_blocks)
         self._pool.copy(sources, targets)
 
-    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+    def read_block(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """See `Engine.read_block`."""
         validate_block_ids(np.array([block_id]), self.num_blocks)
-        return self._pool.read(block_id)
+        return self._pool.read(block_id, out)
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
         """See `Engine.write_block`."""

@@ -48,8 +48,8 @@ class KvPool:
         for memory in self._blocks:
             memory[targets] = memory[sources]
 
-    def read(self, block_id: int) -> NDArray[np.uint8]:
-        return np.concatenate([memory[block_id] for memory in self._blocks])
+    def read(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        return np.concatenate([memory[block_id] for memory in self._blocks], out=out)
 
     def write(self, block_id: int, data: NDArray[np.uint8]) -> None:
         if data.dtype != np.uint8 or data.shape != (self.bytes_per_block,):

@@ -102,12 +102,15 @@ class ReferenceEngine:
         for pool in self._pools.values():
             pool[target_ids] = pool[source_ids]
 
-    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+    def read_block(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """See `Engine.read_block`."""
         validate_block_ids(np.array([block_id]), self.num_blocks)
         parts = [pool[block_id].reshape(-1).view(torch.uint8) for pool in self._pools.values()]
         data: NDArray[np.uint8] = torch.cat(parts).cpu().numpy()
-        return data
+        if out is None:
+            return data
+        np.copyto(out, data)
+        return out
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
         """See `Engine.write_block`."""

@@ -232,7 +232,7 @@ DECISIONS_ASKED_BY_THE_BATCH_MANAGER = {
     "store",
     "store_last_block",
 }
-LOOKS_AT_THE_CACHE = {"check_invariants", "ledger", "snapshot_events", "stats", "take_events"}
+LOOKS_AT_THE_CACHE = {"check_invariants", "ledger", "may_have_leaks", "snapshot_events", "stats", "take_events"}
 
 
 def test_every_call_that_changes_a_kv_cache_from_outside_is_observed() -> None:

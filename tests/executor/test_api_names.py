@@ -426,7 +426,7 @@ def test_refused_members_of_enumerations_are_refused_by_name() -> None:
         (trtllm.ExecutorConfig(iter_stats_max_iterations=-1), "iter_stats_max_iterations is -1"),
         (trtllm.ExecutorConfig(debug_config=trtllm.DebugConfig(debug_tensors_max_iterations=-1)), "is -1"),
         (trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(event_buffer_max_size=-1)), "is -1"),
-        (trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(host_cache_size=1)), "host_cache_size"),
+        (trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(host_cache_size=-1)), "host_cache_size"),
     ],
 )
 def test_configurations_that_cannot_be_are_refused(config: trtllm.ExecutorConfig, message: str) -> None:
