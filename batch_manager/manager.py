@@ -97,8 +97,9 @@ class BatchManager:
         self._life.wake([request])
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """Blocks of these running requests were lost on their way from a lower tier (`KvCacheManager.acknowledge_transfer`
-        returned them) or from another instance: they stand in line again, at their own place, and compute them.
+        """Blocks of these running requests were lost on their way from a lower tier
+        (`KvCacheManager.acknowledge_transfer` returned them) or from another instance: they stand in line again, at
+        their own place, and compute them.
         """
         self._life.now = self._clock()
         for request in requests:

@@ -25,7 +25,7 @@ class RemoteLoads:
             self._waiting[request.request_id] = request
 
     def take_admitted(self) -> list[Request]:
-        """Requests admitted since the last call that still hold their blocks, those of which nothing is missing included."""
+        """Requests admitted since the last call that still hold their blocks, even where nothing of them is missing."""
         admitted, self._admitted = self._admitted, []
         return [request for request in admitted if request.num_remote_tokens]
 

@@ -95,4 +95,15 @@ class Engine(Protocol):
         """
         ...
 
+    def kv_regions(self) -> list[NDArray[np.uint8]]:
+        """The pool itself, in the order of `read_block`: `[num_blocks or more, bytes]` of one layer's keys or values.
+
+        For those who read and write blocks in place, such as transfers to another instance; what a step in flight
+        touches is theirs to keep away from.
+
+        Raises:
+            UnsupportedFeatureError: the pool is not in main memory.
+        """
+        ...
+
     def close(self) -> None: ...

@@ -106,6 +106,10 @@ class OpenVinoEngine:
         validate_block_ids(np.array([block_id]), self.num_blocks)
         self._pool.write(block_id, data)
 
+    def kv_regions(self) -> list[NDArray[np.uint8]]:
+        """See `Engine.kv_regions`. The last block of each is padding's."""
+        return self._pool.regions
+
     def close(self) -> None:
         """Let go of the network and the pool; the engine cannot run afterwards."""
         del self._request, self._pool

@@ -36,20 +36,21 @@ class KvPool:
             num_blocks: blocks of every tensor, scratch included.
         """
         self.tensors: dict[str, openvino.Tensor] = {}
-        self._blocks: list[NDArray[np.uint8]] = []
+        self.regions: list[NDArray[np.uint8]] = []
+        """`[num_blocks, bytes]` of each tensor."""
         for name, (shape, element_type) in block_shapes.items():
             memory = _aligned_zeros(num_blocks, int(np.prod(shape)) * element_type.size)
-            self._blocks.append(memory)
+            self.regions.append(memory)
             self.tensors[name] = openvino.Tensor(memory, openvino.Shape([num_blocks, *shape]), element_type)
-        self.bytes_per_block = sum(memory.shape[1] for memory in self._blocks)
+        self.bytes_per_block = sum(memory.shape[1] for memory in self.regions)
 
     def copy(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy blocks; every source is read before a target is written."""
-        for memory in self._blocks:
+        for memory in self.regions:
             memory[targets] = memory[sources]
 
     def read(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        return np.concatenate([memory[block_id] for memory in self._blocks], out=out)
+        return np.concatenate([memory[block_id] for memory in self.regions], out=out)
 
     def write(self, block_id: int, data: NDArray[np.uint8]) -> None:
         if data.dtype != np.uint8 or data.shape != (self.bytes_per_block,):
@@ -57,7 +58,7 @@ class KvPool:
                 f"block data is {data.dtype}{list(data.shape)}; it must be uint8[{self.bytes_per_block}]"
             )
         begin = 0
-        for memory in self._blocks:
+        for memory in self.regions:
             end = begin + memory.shape[1]
             memory[block_id] = data[begin:end]
             begin = end

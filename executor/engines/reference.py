@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from executor.api.errors import UnsupportedFeatureError
 from executor.engines.interface import EngineSpec, InvalidStepError, StepInputs
 from executor.engines.reference_graph import ReferenceGraph, UnsupportedGraphError
 from executor.engines.validate import validate_block_ids, validate_step
@@ -122,6 +123,14 @@ class ReferenceEngine:
         parts = torch.from_numpy(data.copy()).to(self._device).chunk(len(self._pools))
         for pool, part in zip(self._pools.values(), parts, strict=True):
             pool[block_id] = part.view(pool.dtype).reshape(pool.shape[1:])
+
+    def kv_regions(self) -> list[NDArray[np.uint8]]:
+        """See `Engine.kv_regions`."""
+        if self._device.type != "cpu":
+            raise UnsupportedFeatureError(
+                f"transfers from a pool on {self._device} are not supported; only pools in main memory are"
+            )
+        return [pool.view(torch.uint8).reshape(self.num_blocks, -1).numpy() for pool in self._pools.values()]
 
     def close(self) -> None:
         """Let go of pools and weights; the engine cannot run afterwards."""
