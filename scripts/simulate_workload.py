@@ -126,7 +126,7 @@ def main(
             ),
         )
         kv_config = replace(kv_config, **_given(num_blocks=num_blocks, tokens_per_block=tokens_per_block))
-        model = _cost(fit or (arrivals if is_recorded and cost is None else None), cost, scatter)
+        model = cost_model(fit or (arrivals if is_recorded and cost is None else None), cost, scatter)
         offered: Iterator[OfferedRequest]
         if arrivals is None:
             lengths = log_normal(prompt_length, 0.8, 100_000), log_normal(output_length, 0.7, 10_000)
@@ -165,14 +165,15 @@ def _enum(kind: type[CapacitySchedulerPolicy] | type[ContextChunkingPolicy], nam
     return kind[name]
 
 
+DEFAULT_MODEL = ModelFigures(8.03e9, num_layers=32, num_attention_heads=32, num_kv_heads=8, head_size=128)
 DEFAULT_COST = RooflineCost(
-    ModelFigures(8.03e9, num_layers=32, num_attention_heads=32, num_kv_heads=8, head_size=128),
+    DEFAULT_MODEL,
     DeviceFigures(989e12, 4.8e12, compute_efficiency=0.6, memory_efficiency=0.8, step_overhead=0.0005),
 )
 """Llama 3.1 8B in bfloat16 on an H200 (989 TFLOP/s dense, 4.8 TB/s), at usual efficiencies."""
 
 
-def _cost(fit: Path | None, cost: Path | None, scatter: bool) -> CostModel:
+def cost_model(fit: Path | None, cost: Path | None, scatter: bool) -> CostModel:
     if fit is not None:
         fitted = fit_cost(fit)
         console.print(

@@ -1,6 +1,7 @@
 """A run as a table, as a trace file for Perfetto, and as a page."""
 
 from batch_manager.pictures.chrome_trace import chrome_trace
+from batch_manager.pictures.cluster_page import cluster_page
 from batch_manager.pictures.html_page import html_page
 from batch_manager.pictures.table import IterationTable, table_csv, table_text
 from batch_manager.pictures.timeline import IterationRecord, RequestTrack, Span, SpanKind, Timeline
@@ -13,6 +14,7 @@ __all__ = [
     "SpanKind",
     "Timeline",
     "chrome_trace",
+    "cluster_page",
     "html_page",
     "table_csv",
     "table_text",

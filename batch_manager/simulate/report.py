@@ -87,20 +87,20 @@ class RunReport:
             Latency.of(metrics.time_per_output_token),
             Latency.of(metrics.end_to_end),
             Latency.of(metrics.queue),
-            _ratio(ended_by_itself, duration),
-            _ratio(metrics.num_output_tokens, duration),
-            _ratio(metrics.num_output_tokens + metrics.num_prompt_tokens, duration),
-            _ratio(metrics.num_served_well, duration),
-            _ratio(metrics.num_served_well, offered),
+            ratio(ended_by_itself, duration),
+            ratio(metrics.num_output_tokens, duration),
+            ratio(metrics.num_output_tokens + metrics.num_prompt_tokens, duration),
+            ratio(metrics.num_served_well, duration),
+            ratio(metrics.num_served_well, offered),
             metrics.num_pauses,
             metrics.max_pauses_per_request,
-            _ratio(metrics.num_recomputed_tokens, metrics.num_computed_tokens),
-            _ratio(metrics.num_reused_tokens, metrics.num_prompt_tokens),
+            ratio(metrics.num_recomputed_tokens, metrics.num_computed_tokens),
+            ratio(metrics.num_reused_tokens, metrics.num_prompt_tokens),
             metrics.num_iterations,
-            _ratio(metrics.num_scheduled_sequences, metrics.num_iterations),
-            _ratio(metrics.num_scheduled_rows, metrics.num_iterations),
-            _ratio(metrics.num_mixed_iterations, metrics.num_iterations),
-            _ratio(metrics.busy_seconds, duration),
+            ratio(metrics.num_scheduled_sequences, metrics.num_iterations),
+            ratio(metrics.num_scheduled_rows, metrics.num_iterations),
+            ratio(metrics.num_mixed_iterations, metrics.num_iterations),
+            ratio(metrics.busy_seconds, duration),
             metrics.max_waiting,
             metrics.peak_used_blocks,
         )
@@ -152,5 +152,6 @@ class RunReport:
         ]
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """0 of nothing."""
     return part / whole if whole else 0.0
