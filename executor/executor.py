@@ -37,7 +37,7 @@ from executor.request_intake import RequestIntake, Submission, request_error
 from executor.response_queue import ResponseQueue
 from executor.sampling import Sampler
 from executor.scheduler_config import batch_manager_config, kv_cache_manager_config, open_scheduler
-from executor.speculation import Drafter
+from executor.speculation import Drafter, StepCost
 from executor.stats import StatsLimits, StatsRecorder
 from executor.step import Step
 
@@ -85,7 +85,8 @@ class Executor:
         for line in self.pool_size.reason.splitlines():
             _logger.info(line)
         self._debug_tensors = None if config.debug_config is None else DebugTensors(config.debug_config)
-        drafter = Drafter(_default_lookahead(config.decoding_config))
+        step_cost = StepCost(lambda num_rows: self._engine.padded_rows(num_rows))
+        drafter = Drafter(_default_lookahead(config.decoding_config), step_cost)
         self._grammars = None
         if config.guided_decoding_config is not None:
             self._grammars = open_guided_decoding(config.guided_decoding_config, self.manifest, self.spec.vocab_size)

@@ -238,6 +238,7 @@ class ExecutorLoop:
             self._fail(scheduled, error)
             return
         try:
+            self._drafter.learn_step(plan, engine_seconds)
             draft_seconds = self._hand_on(plan, sampled, progress)
         except Exception as error:  # as above; here the BatchManager has got over the iteration
             _logger.exception("the results of iteration %d are lost; its requests end", plan.iteration)

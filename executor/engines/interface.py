@@ -73,6 +73,10 @@ class Engine(Protocol):
         """
         ...
 
+    def padded_rows(self, num_rows: int) -> int:
+        """Rows that are computed for a step of so many."""
+        ...
+
     def warm_up(self) -> None:
         """Run every padded size once, as far as it matters, so that no request pays for a first call."""
         ...

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from executor.engines.interface import EngineSpec, StepInputs
 from executor.engines.openvino_compile import OpenVinoError, compile_network
-from executor.engines.openvino_padding import pad_step, padded_sizes
+from executor.engines.openvino_padding import pad_step, padded_size, padded_sizes
 from executor.engines.openvino_pool import KvPool
 from executor.engines.validate import validate_block_ids, validate_step
 
@@ -20,6 +20,9 @@ _SMALLEST_STEP = 2
 _SMALLEST_DETERMINISTIC_STEP = 8
 """Rows. With 8-bit weights, kernels for up to 4 rows differ from those for more (measured on a CPU with AMX)."""
 
+
+_LARGEST_VERIFICATION = 64
+"""Sampled rows of one sequence with drafts: longer ones are rare, and come one after the other."""
 
 _LARGEST_WARMED = 512
 """Rows. A larger step takes so long itself that what its first run adds is a small part of it."""
@@ -80,11 +83,15 @@ class OpenVinoEngine:
         validate_step(inputs, self.spec, self.num_blocks)
         return self._run(inputs)
 
+    def padded_rows(self, num_rows: int) -> int:
+        """See `Engine.padded_rows`."""
+        return padded_size(num_rows, self._sizes)
+
     def warm_up(self) -> None:
         """Run the padded sizes, the largest first so that buffers grow once.
 
-        Sampled rows are warmed up as far as a step without drafts can have them: `max_batch_size`. Sizes beyond
-        `_LARGEST_WARMED` are left out.
+        Sampled rows are warmed up as far as a step without drafts can have them, `max_batch_size`, or one sequence
+        with drafts, `_LARGEST_VERIFICATION`. Sizes beyond `_LARGEST_WARMED` are left out.
         """
         for size in reversed(self._sizes):
             if size <= _LARGEST_WARMED:
@@ -138,7 +145,7 @@ class OpenVinoEngine:
             subsequence_begins=np.array([0, num_rows], np.int32),
             block_indices=np.full(num_entries, self.num_blocks, np.int32),
             block_indices_begins=np.array([0, num_entries], np.int32),
-            sampled_rows=np.zeros(min(num_rows, self.spec.max_batch_size), np.int64),
+            sampled_rows=np.zeros(min(num_rows, max(self.spec.max_batch_size, _LARGEST_VERIFICATION)), np.int64),
         )
 
 

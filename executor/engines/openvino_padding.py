@@ -31,15 +31,20 @@ def padded_sizes(largest: int, smallest: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def padded_size(num_rows: int, sizes: tuple[int, ...]) -> int:
+    """The size that a step of so many rows is padded to; more rows than the largest size are not."""
+    return sizes[bisect_left(sizes, num_rows)] if num_rows <= sizes[-1] else num_rows
+
+
 def pad_step(inputs: StepInputs, sizes: tuple[int, ...], scratch_block: int, tokens_per_block: int) -> StepInputs:
     """Pad a valid step of at most `sizes[-1]` rows. Steps that sample nothing stay so: the head is skipped for them."""
     num_rows, num_samples = len(inputs.input_ids), len(inputs.sampled_rows)
     if num_samples:
-        padding_samples = sizes[bisect_left(sizes, num_samples)] - num_samples
+        padding_samples = padded_size(num_samples, sizes) - num_samples
         inputs = inputs._replace(
             sampled_rows=np.concatenate((inputs.sampled_rows, np.zeros(padding_samples, np.int64)))
         )
-    padded_rows = sizes[bisect_left(sizes, num_rows)]
+    padded_rows = padded_size(num_rows, sizes)
     padding = padded_rows - num_rows
     if not padding:
         return inputs

@@ -92,6 +92,10 @@ class ReferenceEngine:
         result: NDArray[np.float32] = logits.float().cpu().numpy()
         return result
 
+    def padded_rows(self, num_rows: int) -> int:
+        """See `Engine.padded_rows`: nothing is padded."""
+        return num_rows
+
     def warm_up(self) -> None:
         """Nothing is compiled for a size here, so there is nothing to warm up."""
 

@@ -1,24 +1,28 @@
 """Prompt lookup: drafts are what followed the last tokens when they occurred before.
 
-Whether a draft pays is arithmetic. A step of B rows costs as much as B + F rows (reading the weights costs the same
-for one row as for many), so a token is worth (B + F) / B rows, and the i-th draft of a sequence, accepted with
-probability p^i, is worth its row while p^i > B / (B + F). The drafter measures p as it goes, for each match length,
-and so proposes long drafts where text is copied, short ones where it is not, and none, but for a rare probe, where
-they are never accepted or where the batch is large.
+Whether drafts pay is arithmetic. A step of B sequences with k drafts for one of them gives B + p + p^2 + ... + p^k
+tokens, where p is the probability that a draft which follows accepted ones is accepted, and costs what `StepCost` says
+a step of B + k rows does. The k with the most tokens for the cost is proposed. The drafter measures p as it goes, for
+each match length, and so proposes long drafts where text is copied, short ones where it is not, and none, but for a
+rare probe, where they are never accepted or where the batch is large; and it fills the rows that the engine would pad.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batch_manager import IterationPlan, Phase
 from executor.api.errors import InvalidRequestError
 from executor.api.request import LookaheadDecodingConfig
 from executor.speculation.ngram_index import NgramIndex
+from executor.speculation.step_cost import StepCost
 
-_ROWS_OF_FIXED_COST = 16.0
-"""F on the CPU engine: SmolLM2-135M takes 15 ms for one row and about 0.9 ms for each further one."""
+_SAMPLING_COST = 0.1
+"""Rows that drawing and comparing a draft's token costs, on rows that are padding otherwise."""
+
+_LONGEST_PADDING = 8
+"""Drafts without any gain after which more drafts are not looked at: they may still fit rows that are padded anyway."""
 
 _MEMORY = 0.9
 """Weight of the past in the running acceptance, for each measured draft."""
@@ -68,20 +72,18 @@ class _Sequence:
 class Drafter:
     """Proposes drafts for many sequences. Not thread-safe: one caller at a time."""
 
-    def __init__(
-        self, default: LookaheadDecodingConfig | None = None, *, rows_of_fixed_cost: float = _ROWS_OF_FIXED_COST
-    ) -> None:
+    def __init__(self, default: LookaheadDecodingConfig | None = None, step_cost: StepCost | None = None) -> None:
         """Begin.
 
         Args:
             default: for sequences that were not opened with a configuration of their own; `None` drafts for opened
                 sequences only.
-            rows_of_fixed_cost: how many rows of a step cost as much as the step does without any.
+            step_cost: what steps cost on this engine; `None`: the first guess.
         """
         if default is not None:
             check_lookahead_config(default)
         self._default = default
-        self._rows_of_fixed_cost = rows_of_fixed_cost
+        self.step_cost = step_cost or StepCost()
         self._sequences: dict[int, _Sequence] = {}
         self.statistics = DraftStatistics()
         """Of all sequences, closed ones too."""
@@ -106,6 +108,11 @@ class Drafter:
         """Of one open sequence, zeros where nothing was ever proposed for it."""
         sequence = self._sequences.get(request_id)
         return DraftStatistics() if sequence is None else sequence.statistics
+
+    def learn_step(self, plan: IterationPlan, seconds: float) -> None:
+        """A step took so long; those that compute context, whose rows are not all sampled, say nothing of drafts."""
+        if self._sequences and all(item.phase is Phase.GENERATION for item in plan.scheduled):
+            self.step_cost.learn(plan.num_tokens, seconds)
 
     def propose(self, request_id: int, token_ids: Sequence[int], *, num_sequences: int = 1) -> list[int]:
         """Draft tokens that may follow.
@@ -140,17 +147,29 @@ class Drafter:
             return []
         length, continuation = match
         size = min(length, _MATCH_SIZES)
-        row_cost = num_sequences / (self._rows_of_fixed_cost + num_sequences)
-        acceptance = sequence.acceptance[size - 1]
-        count = sequence.max_drafts
-        if acceptance < 1:
-            count = min(count, int(math.log(row_cost) / math.log(acceptance)))
+        count = self._best_count(sequence.acceptance[size - 1], sequence.max_drafts, num_sequences)
         if count == 0:
             if len(sequence.index.token_ids) < sequence.wait_until:
                 return []
             count = 1
         sequence.match_size = size
         return sequence.index.continuation(continuation, count)
+
+    def _best_count(self, acceptance: float, max_drafts: int, num_sequences: int) -> int:
+        """How many drafts give the most tokens for what the step costs."""
+        best_count = 0
+        best_rate = num_sequences / self.step_cost(num_sequences)
+        tokens = float(num_sequences)
+        all_accepted = 1.0
+        for count in range(1, max_drafts + 1):
+            all_accepted *= acceptance
+            tokens += all_accepted
+            rate = tokens / (self.step_cost(num_sequences + count) + _SAMPLING_COST * count)
+            if rate > best_rate:
+                best_count, best_rate = count, rate
+            elif count - best_count > _LONGEST_PADDING:
+                break
+        return best_count
 
     def _learn(self, sequence: _Sequence, new: Sequence[int]) -> None:
         """Compare the last proposal with what came: matches up to the first difference, which is one miss."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from executor.api.errors import InvalidRequestError
 from executor.api.request import LookaheadDecodingConfig
-from executor.speculation import Drafter, NgramIndex, max_draft_tokens
+from executor.speculation import Drafter, NgramIndex, StepCost, max_draft_tokens
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 
@@ -96,6 +96,25 @@ def test_drafting_never_costs_a_twentieth_on_text_that_does_not_repeat(vocab: in
     truth = [generator.randrange(vocab) for _ in range(400)]
     steps, drafts = drive(Drafter(LookaheadDecodingConfig()), prompt, truth)
     assert cost(steps, drafts) < 400 / 0.95
+
+
+def test_drafts_fill_the_rows_that_the_engine_pads() -> None:
+    generator = random.Random(4)
+    quoted = [generator.randrange(1000) for _ in range(100)]
+    text = [*quoted, 5000, *quoted[:2]]  # a match of two tokens, of which little is known
+    padded = Drafter(LookaheadDecodingConfig(), StepCost(lambda num_rows: -(-num_rows // 12) * 12))
+    assert len(Drafter(LookaheadDecodingConfig()).propose(0, text)) < len(padded.propose(0, text)) <= 11
+
+
+def test_where_rows_cost_more_fewer_are_drafted() -> None:
+    generator = random.Random(4)
+    quoted = [generator.randrange(1000) for _ in range(100)]
+    text = [*quoted, 5000, *quoted[:2]]
+    counts = [
+        len(Drafter(LookaheadDecodingConfig(), StepCost(rows_of_fixed_cost=rows)).propose(0, text))
+        for rows in (1, 16, 200)
+    ]
+    assert counts == sorted(set(counts))
 
 
 def test_a_large_batch_drafts_only_what_is_nearly_certain() -> None:

@@ -42,6 +42,9 @@ class RecordingEngine:
         rows = np.arange(len(inputs.sampled_rows), dtype=np.float32)
         return np.repeat(rows[:, None], VOCAB_SIZE, axis=1)
 
+    def padded_rows(self, num_rows: int) -> int:
+        return num_rows
+
     def warm_up(self) -> None: ...
 
     def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
