@@ -128,6 +128,10 @@ def executor_config(
     max_queued_tokens: int | None = None,
     iteration_table_max_rows: int = 0,
     event_buffer_max_size: int = 0,
+    host_cache_size: int | None = None,
+    disk_cache_size: int | None = None,
+    disk_cache_dir: str | None = None,
+    secondary_offload_min_priority: int | None = None,
 ) -> ExecutorConfig:
     """What the options say about running an engine."""
     return ExecutorConfig(
@@ -141,6 +145,10 @@ def executor_config(
             free_gpu_memory_fraction=kv_cache_free_gpu_mem_fraction,
             kv_cache_dtype=kv_cache_dtype,
             event_buffer_max_size=event_buffer_max_size,
+            host_cache_size=host_cache_size,
+            disk_cache_size=disk_cache_size,
+            disk_cache_dir=disk_cache_dir,
+            secondary_offload_min_priority=secondary_offload_min_priority,
         ),
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import uvloop
 
 from engine_build.engine_dir import EngineDirectory
 from executor import GuidedDecodingConfig
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LISTEN = "Where, and for whom"
 _LIMITS = "Limits"
+_TIERS = "KV cache below the pool"
 
 
 def serve(
@@ -42,6 +43,16 @@ def serve(
             rich_help_panel=_LISTEN,
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics_port",
+            help="Serve /metrics alone here, with or without --http_port; 0 takes a free port.",
+            min=0,
+            max=65535,
+            rich_help_panel=_LISTEN,
+        ),
+    ] = None,
     model_name: Annotated[
         str | None, typer.Option("--model_name", help="Shown to clients; the directory's name by default.")
     ] = None,
@@ -51,6 +62,32 @@ def serve(
     kv_cache_free_gpu_mem_fraction: options.KvCacheFraction = None,
     kv_cache_dtype: options.KvCacheDtype = None,
     enable_block_reuse: options.BlockReuse = True,
+    host_cache_size: Annotated[
+        int | None,
+        typer.Option(
+            "--host_cache_size", help="Bytes of main memory for KV blocks that leave the pool.", rich_help_panel=_TIERS
+        ),
+    ] = None,
+    disk_cache_size: Annotated[
+        int | None,
+        typer.Option(
+            "--disk_cache_size", help="Bytes of a file for KV blocks that leave those.", rich_help_panel=_TIERS
+        ),
+    ] = None,
+    disk_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--disk_cache_dir", help="Where that file is; removed when the server ends.", rich_help_panel=_TIERS
+        ),
+    ] = None,
+    secondary_offload_min_priority: Annotated[
+        int | None,
+        typer.Option(
+            "--secondary_offload_min_priority",
+            help="Retention priority below which blocks are dropped instead; 30 by default.",
+            rich_help_panel=_TIERS,
+        ),
+    ] = None,
     capacity_scheduler_policy: options.CapacityPolicy = options.CapacityPolicyName.GUARANTEED_NO_EVICT,
     context_chunking_policy: options.ChunkingPolicy = options.ChunkingPolicyName.FIRST_COME_FIRST_SERVED,
     deterministic: options.Deterministic = False,
@@ -126,6 +163,10 @@ def serve(
         kv_cache_free_gpu_mem_fraction=kv_cache_free_gpu_mem_fraction,
         kv_cache_dtype=kv_cache_dtype,
         enable_block_reuse=enable_block_reuse,
+        host_cache_size=host_cache_size,
+        disk_cache_size=disk_cache_size,
+        disk_cache_dir=None if disk_cache_dir is None else str(disk_cache_dir),
+        secondary_offload_min_priority=secondary_offload_min_priority,
         capacity_scheduler_policy=capacity_scheduler_policy,
         context_chunking_policy=context_chunking_policy,
         deterministic=deterministic,
@@ -146,6 +187,8 @@ def serve(
             config.guided_decoding_config = GuidedDecodingConfig()
     if http_port is not None:
         _require("--http_port", "executor.serving.http.app", "http")
+    if metrics_port is not None:
+        _require("--metrics_port", "executor.serving.http.metrics", "http")
     if otlp_endpoint is not None:
         _require("--otlp_endpoint", "executor.serving.tracing", "tracing")
     with opened_executor(engine_dir, config) as executor:
@@ -155,6 +198,7 @@ def serve(
             end_ids=end_ids(executor, tokenizer),
             grpc=GrpcConfig(host, port, max_message_bytes, credentials),
             http=None if http_port is None else http_config(host, http_port, max_message_bytes, credentials),
+            metrics=None if metrics_port is None else http_config(host, metrics_port, max_message_bytes, credentials),
             otlp_endpoint=otlp_endpoint,
             slow_reader_seconds=slow_reader_seconds,
             progress_limit_seconds=progress_limit_seconds,
@@ -169,9 +213,11 @@ def serve(
             typer.echo(f"listening on {host}:{ports.grpc}")
             if ports.http is not None:
                 typer.echo(f"http on {host}:{ports.http}")
+            if ports.metrics is not None:
+                typer.echo(f"metrics on {host}:{ports.metrics}")
 
         settle_garbage_collector()
-        asyncio.run(run())
+        uvloop.run(run())
 
 
 def http_config(host: str, port: int, max_body_bytes: int, credentials: Credentials) -> HttpConfig:

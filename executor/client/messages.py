@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import timedelta
 from typing import TypedDict, Unpack
 
 from batch_manager.iteration_table import IterationRow
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor.api.errors import InvalidRequestError
-from executor.api.request import GuidedDecodingParams, LookaheadDecodingConfig
+from executor.api.request import GuidedDecodingParams, KvCacheRetentionConfig, LookaheadDecodingConfig
 from executor.api.response import Usage
 from executor.api.sampling_config import SamplingConfig
 from executor.serving.events import Accepted, Delta, Event, Finished, StopMatch, TokenLogProb
@@ -36,6 +37,7 @@ class GenerationFields(TypedDict, total=False):
     sampling_config: SamplingConfig
     return_log_probs: bool
     num_top_log_probs: int
+    return_prompt_log_probs: bool
     stop_strings: Sequence[str]
     stop_token_ids: Sequence[int]
     include_stop: bool
@@ -48,6 +50,7 @@ class GenerationFields(TypedDict, total=False):
     allotted_time_ms: int | None
     guided_decoding_params: GuidedDecodingParams | None
     lookahead_config: LookaheadDecodingConfig | None
+    kv_cache_retention_config: KvCacheRetentionConfig | None
     request_id: str | None
 
 
@@ -89,7 +92,9 @@ def _request_message(request: GenerationRequest) -> inference_pb2.GenerateReques
         streaming=request.streaming,
         sampling_config=_sampling_message(request.sampling_config),
         output_config=inference_pb2.OutputConfig(
-            return_log_probs=request.return_log_probs, num_top_log_probs=request.num_top_log_probs
+            return_log_probs=request.return_log_probs,
+            num_top_log_probs=request.num_top_log_probs,
+            return_prompt_log_probs=request.return_prompt_log_probs,
         ),
         stop_strings=request.stop_strings,
         stop_token_ids=request.stop_token_ids,
@@ -121,7 +126,35 @@ def _request_message(request: GenerationRequest) -> inference_pb2.GenerateReques
     if lookahead is not None:
         for field in fields(lookahead):
             setattr(message.lookahead_config, field.name, getattr(lookahead, field.name))
+    if request.kv_cache_retention_config is not None:
+        message.kv_cache_retention_config.CopyFrom(_retention_message(request.kv_cache_retention_config))
     return message
+
+
+def _retention_message(config: KvCacheRetentionConfig) -> inference_pb2.KvCacheRetentionConfig:
+    if config.directory is not None:
+        field = "kv_cache_retention_config.directory"
+        raise InvalidRequestError(f"{field} cannot be sent over gRPC", field=field)
+    return inference_pb2.KvCacheRetentionConfig(
+        token_range_retention_configs=[
+            inference_pb2.TokenRangeRetentionConfig(
+                token_start=part.token_start,
+                token_end=part.token_end,
+                priority=part.priority,
+                duration_ms=_milliseconds(part.duration_ms),
+            )
+            for part in config.token_range_retention_configs
+        ],
+        decode_retention_priority=config.decode_retention_priority,
+        decode_duration_ms=_milliseconds(config.decode_duration_ms),
+    )
+
+
+def _milliseconds(duration: timedelta | float | None) -> int | None:
+    """Whole ones, at least 1: a duration of 0 would mean none."""
+    if duration is None:
+        return None
+    return max(1, round(duration / timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration))
 
 
 def _sampling_message(config: SamplingConfig) -> inference_pb2.SamplingConfig:
@@ -182,6 +215,7 @@ def event_of(message: inference_pb2.GenerateResponse) -> Event:
             FinishReason(finished.finish_reason),
             None if stop is None else StopMatch(**{stop: getattr(finished, stop)}),
             Usage(usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens),
+            tuple(finished.prompt_log_probs),
         )
     raise InvalidRequestError("the server sent an event that this client does not know; it needs a newer client")
 

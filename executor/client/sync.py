@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
 from batch_manager.iteration_table import IterationRow
+from executor.client import calls
+from executor.client.calls import Call
 from executor.client.connection import ConnectionOptions
 from executor.client.errors import typed_error
-from executor.client.messages import (
-    GenerationFields,
-    PromptLike,
-    event_of,
-    generation_request,
-    iteration_rows,
-    request_message,
-)
+from executor.client.messages import GenerationFields, PromptLike, event_of, generation_request, request_message
 from executor.serving.events import Event
 from executor.serving.generation_request import GenerationRequest
-from protos.inflight.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from protos.inflight.v1 import control_pb2 as pb
+from protos.inflight.v1 import control_pb2_grpc, inference_pb2_grpc
+
+_T = TypeVar("_T")
 
 
 class Generation:
@@ -66,8 +64,9 @@ class InferenceClient:
             grpc.insecure_channel(target) if credentials is None else grpc.secure_channel(target, credentials)
         )
         self._metadata = options.metadata()
-        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
-        self._control = control_pb2_grpc.ControlStub(self._channel)
+        inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._generate = inference.Generate
+        self._methods = {"Abort": inference.Abort, **vars(control_pb2_grpc.ControlStub(self._channel))}
 
     def generate(
         self, prompt: PromptLike, *, timeout: float | None = None, **fields: Unpack[GenerationFields]
@@ -84,37 +83,61 @@ class InferenceClient:
     def start(self, request: GenerationRequest, *, timeout: float | None = None) -> Generation:
         """Start a request that is put together already; like `generate`."""
         message = request_message(request)
-        return Generation(self._inference.Generate(message, timeout=timeout, metadata=self._metadata))
+        return Generation(self._generate(message, timeout=timeout, metadata=self._metadata))
 
     def abort(self, request_id: str, *, timeout: float | None = None) -> bool:
         """Cancel a live request by its exact id; False when there is none."""
-        response = self._call(self._inference.Abort, inference_pb2.AbortRequest(request_id=request_id), timeout)
-        return bool(response.outcome == inference_pb2.ABORT_OUTCOME_ABORTED)
+        return self._run(calls.abort(request_id), timeout)
 
     def iteration_table(self, first_iteration: int = 0, *, timeout: float | None = None) -> list[IterationRow]:
         """The rows that the server recorded, oldest first."""
-        request = control_pb2.IterationTableRequest(first_iteration=first_iteration)
-        return iteration_rows(self._call(self._control.IterationTable, request, timeout))
+        return self._run(calls.iteration_table(first_iteration), timeout)
 
-    def server_info(self, *, timeout: float | None = None) -> control_pb2.ServerInfoResponse:
-        response: control_pb2.ServerInfoResponse = self._call(
-            self._control.ServerInfo, control_pb2.ServerInfoRequest(), timeout
-        )
-        return response
+    def server_info(self, *, timeout: float | None = None) -> pb.ServerInfoResponse:
+        return self._run(calls.server_info(), timeout)
 
-    def model_info(self, *, timeout: float | None = None) -> control_pb2.ModelInfoResponse:
-        response: control_pb2.ModelInfoResponse = self._call(
-            self._control.ModelInfo, control_pb2.ModelInfoRequest(), timeout
-        )
-        return response
+    def model_info(self, *, timeout: float | None = None) -> pb.ModelInfoResponse:
+        return self._run(calls.model_info(), timeout)
 
-    def load(self, *, timeout: float | None = None) -> control_pb2.LoadResponse:
-        response: control_pb2.LoadResponse = self._call(self._control.Load, control_pb2.LoadRequest(), timeout)
-        return response
+    def load(self, *, timeout: float | None = None) -> pb.LoadResponse:
+        return self._run(calls.load(), timeout)
 
-    def _call(self, method: Any, request: object, timeout: float | None) -> Any:
+    def health(self, *, timeout: float | None = None) -> pb.HealthResponse:
+        return self._run(calls.health(), timeout)
+
+    def explain(self, request_id: str, *, timeout: float | None = None) -> list[pb.OutputExplanation]:
+        """What each open output of a live request waits for; raises `CallError` NOT_FOUND when there is none."""
+        return self._run(calls.explain(request_id), timeout)
+
+    def receipt(self, request_id: str, *, timeout: float | None = None) -> list[pb.OutputReceipt]:
+        """What each output of a request that has ended cost; raises `CallError` NOT_FOUND before that, and when too
+        many have ended since."""
+        return self._run(calls.receipt(request_id), timeout)
+
+    def pause(self, *, timeout: float | None = None) -> None:
+        """Run no iteration until `resume`."""
+        self._run(calls.pause(), timeout)
+
+    def resume(self, *, timeout: float | None = None) -> None:
+        self._run(calls.resume(), timeout)
+
+    def update_limits(
+        self,
+        *,
+        max_batch_size: int | None = None,
+        max_num_tokens: int | None = None,
+        max_queue_size: int | None = None,
+        max_queued_tokens: int | None = None,
+        timeout: float | None = None,
+    ) -> pb.Limits:
+        """Change the limits that are named; returns those in force."""
+        call = calls.update_limits(max_batch_size, max_num_tokens, max_queue_size, max_queued_tokens)
+        return self._run(call, timeout)
+
+    def _run(self, call: Call[_T], timeout: float | None) -> _T:
+        method = self._methods[call.method]
         try:
-            return method(request, timeout=timeout, metadata=self._metadata)
+            return call.read(method(call.request, timeout=timeout, metadata=self._metadata))
         except grpc.RpcError as error:
             raise typed_error(error.code(), error.details(), error.trailing_metadata()) from None
 

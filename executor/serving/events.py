@@ -66,6 +66,8 @@ class Finished:
     stop_match: StopMatch | None
     """With `END_ID` and `STOP_WORDS`."""
     usage: Usage
+    prompt_log_probs: tuple[float, ...] = ()
+    """Of each prompt token but the first, where they were asked for."""
 
 
 Event = Accepted | Delta | Finished

@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -38,6 +39,9 @@ from executor.text import TextStream, Tokenizer
 _logger = logging.getLogger(__name__)
 
 _SEED_RANGE = 2**64
+
+_REMEMBERED = 1000
+"""Requests that ended whose ids are kept: as many as the executor keeps receipts of, unless it is told otherwise."""
 
 _TOKENIZED_ON_LOOP = 2_000
 """Characters of a prompt that are tokenized on the loop itself: takes a millisecond or less, about ten times what
@@ -81,6 +85,7 @@ class GenerationService:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, GenerationStream] = {}
         self._outputs: dict[int, tuple[GenerationStream, OutputState]] = {}
+        self._ended: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._watch = self._loop.create_task(self._watch_readers())
 
     @property
@@ -167,6 +172,11 @@ class GenerationService:
         ids = stream.accepted.executor_request_ids
         return [(index, executor_id) for index, executor_id in enumerate(ids) if executor_id in self._outputs]
 
+    def executor_ids_of_ended(self, request_id: str) -> tuple[int, ...] | None:
+        """The executor's ids of the latest request of this id, by output index. `None`: it lives, never was, or is not
+        among the last that ended."""
+        return None if request_id in self._streams else self._ended.get(request_id)
+
     async def drain(self, seconds: float) -> None:
         """Take no new requests and wait for the live ones; after so many seconds cancel them."""
         self.is_draining = True
@@ -177,10 +187,12 @@ class GenerationService:
             self.abort(request_id)
 
     def close(self) -> None:
-        """Cancel everything. The executor outlives it."""
+        """Cancel everything: open streams end with an error. The executor outlives it."""
         self.is_draining = True
         self._watch.cancel()
         for stream in list(self._streams.values()):
+            if stream.num_open_outputs:
+                stream.fail(ExecutorShutDownError("the server stopped before the request had ended"))
             self._close_stream(stream)
 
     # -- to the executor ----------------------------------------------------------------------------------------------
@@ -210,7 +222,9 @@ class GenerationService:
             streaming=True,
             sampling_config=sampling,
             output_config=OutputConfig(
-                return_log_probs=request.return_log_probs, num_top_log_probs=request.num_top_log_probs
+                return_log_probs=request.return_log_probs,
+                num_top_log_probs=request.num_top_log_probs,
+                return_prompt_log_probs=request.return_prompt_log_probs,
             ),
             end_id=end_ids[0] if end_ids else None,
             bad_words=[list(word) for word in request.bad_words] or None,
@@ -221,6 +235,7 @@ class GenerationService:
             allotted_time_ms=request.allotted_time_ms,
             guided_decoding_params=request.guided_decoding_params,
             lookahead_config=request.lookahead_config,
+            kv_cache_retention_config=request.kv_cache_retention_config,
         )
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
@@ -289,7 +304,14 @@ class GenerationService:
         if self._streams.pop(stream.accepted.request_id, None) is not None:
             stream.record.error = stream.error
             stream.record.ended_at = self._loop.time()
+            self._remember(stream.accepted)
             self._observer.on_ended(stream.record)
+
+    def _remember(self, accepted: Accepted) -> None:
+        self._ended.pop(accepted.request_id, None)
+        self._ended[accepted.request_id] = accepted.executor_request_ids
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
 
     async def _watch_readers(self) -> None:
         """Cancel requests whose reader has been busy with one event for too long."""

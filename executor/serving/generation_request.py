@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from executor.api.errors import InvalidRequestError
-from executor.api.request import GuidedDecodingParams, LookaheadDecodingConfig
+from executor.api.request import GuidedDecodingParams, KvCacheRetentionConfig, LookaheadDecodingConfig
 from executor.api.sampling_config import SamplingConfig
 
 MAX_REQUEST_ID_BYTES = 128
@@ -18,6 +18,7 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_TENANT_BYTES = 128
 MAX_OUTPUTS = 128
 MAX_TOP_LOG_PROBS = 20
+MAX_RETENTION_RANGES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class GenerationRequest:
     sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
     return_log_probs: bool = False
     num_top_log_probs: int = 0
+    return_prompt_log_probs: bool = False
     stop_strings: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop: bool = False
@@ -77,6 +79,7 @@ class GenerationRequest:
     allotted_time_ms: int | None = None
     guided_decoding_params: GuidedDecodingParams | None = None
     lookahead_config: LookaheadDecodingConfig | None = None
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None
     request_id: str | None = None
     """`None`: the serving layer makes one up."""
     trace_parent: str | None = None

@@ -9,12 +9,14 @@ from importlib.metadata import version
 import grpc
 
 from batch_manager import UnknownRequestError
+from executor.api.errors import ReceiptNotFoundError
 from executor.serving.generation import GenerationService
 from executor.serving.generation_request import check_request_id
 from executor.serving.grpc_control_messages import (
     iteration_message,
     kv_event_message,
     limits_message,
+    output_receipt_message,
     row_message,
     wait_reason_message,
 )
@@ -159,6 +161,23 @@ class ControlServicer:
                 wait_reason=None if reason is None else wait_reason_message(reason),
             )
         return response
+
+    async def Receipt(  # noqa: N802 - the .proto file's name
+        self, request: pb.ReceiptRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.ReceiptResponse:
+        check_request_id(request.request_id)
+        executor_ids = self._generation.executor_ids_of_ended(request.request_id)
+        if executor_ids is None:
+            raise CallRefusedError(
+                grpc.StatusCode.NOT_FOUND, f"no request with the id {request.request_id!r} is among the last that ended"
+            )
+        try:
+            receipts = [self._executor.get_receipt(executor_id) for executor_id in executor_ids]
+        except ReceiptNotFoundError as error:
+            raise CallRefusedError(grpc.StatusCode.NOT_FOUND, str(error)) from None
+        return pb.ReceiptResponse(
+            outputs=[output_receipt_message(index, receipt) for index, receipt in enumerate(receipts)]
+        )
 
     async def KvEvents(  # noqa: N802 - the .proto file's name
         self, _request: pb.KvEventsRequest, context: grpc.aio.ServicerContext

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from batch_manager import WaitReason
+from batch_manager import WaitCode, WaitReason
 from batch_manager.iteration_table import IterationRow
 from batch_manager.plan import Phase
 from executor.api import kv_cache
+from executor.api.receipt import RequestReceipt
 from executor.api.stats import IterationStats
 from executor.live_limits import LiveLimits
+from executor.serving.grpc_messages import FINISH_REASONS
 from protos.inflight.v1 import control_pb2 as pb
 
 _PHASES = {Phase.CONTEXT: pb.PHASE_CONTEXT, Phase.GENERATION: pb.PHASE_GENERATION}
@@ -65,12 +67,49 @@ def row_message(row: IterationRow) -> pb.IterationTableRow:
 
 def wait_reason_message(reason: WaitReason) -> pb.WaitReason:
     return pb.WaitReason(
-        code=pb.WaitCode.Value(f"WAIT_CODE_{reason.code.name}"),
+        code=_wait_code(reason.code),
         needed=reason.needed,
         available=reason.available,
         holders=reason.holders,
         behind=reason.behind,
     )
+
+
+def output_receipt_message(output_index: int, receipt: RequestReceipt) -> pb.OutputReceipt:
+    """The receipt of an output, which to the executor is a request of one sequence."""
+    (sequence,) = receipt.sequences
+    return pb.OutputReceipt(
+        output_index=output_index,
+        executor_request_id=receipt.request_id,
+        finish_reason=FINISH_REASONS[sequence.finish_reason],
+        error=receipt.error,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_generated_tokens=sequence.num_generated_tokens,
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_reused_tokens=sequence.num_reused_tokens,
+        num_recomputed_tokens=sequence.num_recomputed_tokens,
+        num_transferred_tokens=sequence.num_transferred_tokens,
+        num_draft_tokens=sequence.num_draft_tokens,
+        num_accepted_draft_tokens=sequence.num_accepted_draft_tokens,
+        pauses=[
+            pb.OutputPause(
+                iteration=pause.iteration,
+                reason=_wait_code(pause.reason),
+                beneficiary=pause.beneficiary,
+                num_lost_tokens=pause.num_lost_tokens,
+            )
+            for pause in sequence.pauses
+        ],
+        block_seconds=sequence.block_seconds,
+        queue_seconds=sequence.queue_seconds,
+        paused_seconds=sequence.paused_seconds,
+        total_seconds=sequence.total_seconds,
+    )
+
+
+def _wait_code(code: WaitCode) -> pb.WaitCode:
+    value: pb.WaitCode = pb.WaitCode.Value(f"WAIT_CODE_{code.name}")
+    return value
 
 
 def kv_event_message(event: kv_cache.KVCacheEvent) -> pb.KvEventsResponse:

@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from batch_manager.kv import InvalidKvCacheConfigError
+from batch_manager.kv.retention import DEFAULT_PRIORITY
 from batch_manager.request import FinishReason
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
-from executor.api.request import GuidedDecodingParams, GuideType, LookaheadDecodingConfig
+from executor.api.request import GuidedDecodingParams, GuideType, KvCacheRetentionConfig, LookaheadDecodingConfig
 from executor.api.sampling_config import SamplingConfig
 from executor.serving.events import Accepted, Delta, Event, Finished, TokenLogProb
 from executor.serving.generation_request import (
+    MAX_RETENTION_RANGES,
     ChatMessage,
     ChatPrompt,
     GenerationRequest,
@@ -25,7 +28,7 @@ from protos.inflight.v1 import inference_pb2 as pb
 
 _T = TypeVar("_T")
 
-SCHEMA_REVISION = 1
+SCHEMA_REVISION = 2
 """Revision of `inflight.v1` that this server speaks. Raised with every change of the .proto files."""
 
 _ROLE_NAMES: dict[int, str] = {
@@ -39,9 +42,10 @@ _GUIDE_TYPES: dict[int, GuideType] = {
     pb.GUIDE_TYPE_JSON_SCHEMA: GuideType.JSON_SCHEMA,
     pb.GUIDE_TYPE_REGEX: GuideType.REGEX,
     pb.GUIDE_TYPE_EBNF_GRAMMAR: GuideType.EBNF_GRAMMAR,
+    pb.GUIDE_TYPE_STRUCTURAL_TAG: GuideType.STRUCTURAL_TAG,
 }
 
-_FINISH_REASONS = {
+FINISH_REASONS: dict[FinishReason, pb.FinishReason] = {
     FinishReason.END_ID: pb.FINISH_REASON_END_ID,
     FinishReason.STOP_WORDS: pb.FINISH_REASON_STOP_WORDS,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -66,6 +70,7 @@ def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
         sampling_config=_sampling_config(message.sampling_config),
         return_log_probs=output.return_log_probs,
         num_top_log_probs=output.num_top_log_probs,
+        return_prompt_log_probs=output.return_prompt_log_probs,
         stop_strings=list(message.stop_strings),
         stop_token_ids=list(message.stop_token_ids),
         include_stop=message.include_stop,
@@ -78,6 +83,7 @@ def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
         allotted_time_ms=_optional(message, "allotted_time_ms"),
         guided_decoding_params=_guided_decoding(message),
         lookahead_config=_lookahead(message),
+        kv_cache_retention_config=_retention(message),
         request_id=_optional(message, "request_id"),
     )
 
@@ -143,6 +149,34 @@ def _lookahead(message: pb.GenerateRequest) -> LookaheadDecodingConfig | None:
     return LookaheadDecodingConfig(config.max_window_size, config.max_ngram_size, config.max_verification_set_size)
 
 
+def _retention(message: pb.GenerateRequest) -> KvCacheRetentionConfig | None:
+    field = "kv_cache_retention_config"
+    if not message.HasField(field):
+        return None
+    config = message.kv_cache_retention_config
+    ranges = config.token_range_retention_configs
+    if len(ranges) > MAX_RETENTION_RANGES:
+        raise InvalidRequestError(
+            f"{field} has {len(ranges)} ranges; at most {MAX_RETENTION_RANGES} are taken", field=field
+        )
+    try:
+        return KvCacheRetentionConfig(
+            [
+                KvCacheRetentionConfig.TokenRangeRetentionConfig(
+                    part.token_start,
+                    _optional(part, "token_end"),
+                    _optional(part, "priority", DEFAULT_PRIORITY),
+                    _optional(part, "duration_ms"),
+                )
+                for part in ranges
+            ],
+            _optional(config, "decode_retention_priority", DEFAULT_PRIORITY),
+            _optional(config, "decode_duration_ms"),
+        )
+    except InvalidKvCacheConfigError as error:
+        raise InvalidRequestError(f"{field}: {error}", field=field) from None
+
+
 def _enum(names: dict[int, _T], value: int, field: str) -> _T:
     if value not in names:
         known = ", ".join(str(number) for number in names)
@@ -182,12 +216,13 @@ def _finished(event: Finished) -> pb.Finished:
     usage = event.usage
     message = pb.Finished(
         output_index=event.output_index,
-        finish_reason=_FINISH_REASONS[event.finish_reason],
+        finish_reason=FINISH_REASONS[event.finish_reason],
         usage=pb.Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             reused_tokens=usage.reused_tokens,
         ),
+        prompt_log_probs=event.prompt_log_probs,
     )
     match = event.stop_match
     if match is not None:

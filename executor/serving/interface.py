@@ -9,6 +9,7 @@ from typing import Protocol
 from batch_manager import WaitReason
 from batch_manager.iteration_table import IterationRow
 from executor.api.kv_cache import KVCacheEventManager
+from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats
@@ -55,6 +56,10 @@ class ServedExecutor(Protocol):
 
     def explain_request(self, request_id: int, /) -> WaitReason | None:
         """Why a request waits; `None`: it advanced. Raises `batch_manager.UnknownRequestError` when it has ended."""
+        ...
+
+    def get_receipt(self, request_id: int, /) -> RequestReceipt:
+        """What a request cost; raises `ReceiptNotFoundError` while it lives and when too many have ended since."""
         ...
 
     def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:

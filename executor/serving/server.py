@@ -35,7 +35,9 @@ class ServerConfig:
     """The model's end tokens."""
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     http: HttpConfig | None = None
-    """`None`: no HTTP, and no metrics. Needs the extra `http`."""
+    """OpenAI's API, and metrics; `None`: none. Needs the extra `http`."""
+    metrics: HttpConfig | None = None
+    """Metrics alone, on an address of their own; `None`: none. Needs the extra `http`."""
     otlp_endpoint: str | None = None
     """Collector of OpenTelemetry spans; `None`: none are made. Needs the extra `tracing`."""
     slow_reader_seconds: float = 30.0
@@ -49,6 +51,7 @@ class Ports(NamedTuple):
 
     grpc: int
     http: int | None
+    metrics: int | None
 
 
 class Server:
@@ -59,7 +62,7 @@ class Server:
         self.stats = StatsFeed(executor)
         self.progress = ProgressMonitor(executor, limit_seconds=config.progress_limit_seconds)
         observers: list[RequestObserver] = [RequestLog()]
-        if config.http is not None:
+        if config.http is not None or config.metrics is not None:
             from executor.serving.metrics import Metrics  # an optional dependency, as below
 
             metrics = Metrics(self.stats, model_name=config.model_name)
@@ -100,15 +103,23 @@ class Server:
                 max_body_bytes=config.http.max_body_bytes,
             )
             self._http = HttpServer(api.app(config.http.credentials.bearer_token), config.http)
+        self._metrics: HttpServer | None = None
+        if config.metrics is not None:
+            from executor.serving.http.metrics import metrics_app
+            from executor.serving.http.server import HttpServer
+
+            app = metrics_app(metrics, config.metrics.credentials.bearer_token)
+            self._metrics = HttpServer(app, config.metrics)
 
     async def start(self) -> Ports:
         """Listen, and return the ports; raises `BindError`."""
-        for endpoint in (self.config.grpc, self.config.http):
+        for endpoint in (self.config.grpc, self.config.http, self.config.metrics):
             warning = None if endpoint is None else endpoint.credentials.warning(endpoint.host)
             if warning is not None:
                 _logger.warning(warning)
         http = None if self._http is None else await self._http.start()
-        return Ports(await self._grpc.start(), http)
+        metrics = None if self._metrics is None else await self._metrics.start()
+        return Ports(await self._grpc.start(), http, metrics)
 
     async def stop(self) -> None:
         """Take no new requests, let the open ones end for `drain_seconds`, cancel the rest, close."""
@@ -117,6 +128,8 @@ class Server:
         await self._grpc.stop()
         if self._http is not None:
             await self._http.stop()
+        if self._metrics is not None:
+            await self._metrics.stop()
         self.generation.close()
         self.stats.close()
         if self._kv_events is not None:
@@ -126,7 +139,7 @@ class Server:
 
 
 async def serve_until_signal(server: Server, on_ready: Callable[[Ports], None]) -> None:
-    """Start, call `on_ready` with the ports, and drain at SIGTERM or SIGINT; a second signal stops at once.
+    """Start, call `on_ready` with the ports, and drain at SIGTERM or SIGINT. A second signal ends open requests.
 
     Raises:
         BindError: the server cannot listen.
@@ -136,10 +149,12 @@ async def serve_until_signal(server: Server, on_ready: Callable[[Ports], None]) 
     ports = await server.start()
 
     def on_signal(received: signal.Signals) -> None:
+        num_open = server.generation.num_live_requests
         if stopping.is_set():
+            _logger.warning("%s again: ending %d open requests now", received.name, num_open)
             server.generation.close()
             return
-        _logger.info("%s: draining, %d requests open", received.name, server.generation.num_live_requests)
+        _logger.info("%s: draining, %d requests open", received.name, num_open)
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -94,7 +94,7 @@ class OutputState:
         if reason is FinishReason.NOT_FINISHED:
             return delta, None
         usage = Usage(self._prompt_tokens, self._num_tokens, result.usage.reused_tokens)
-        return delta, Finished(self.index, reason, match, usage)
+        return delta, Finished(self.index, reason, match, usage, tuple(result.prompt_log_probs or ()))
 
     def _held_back(self, delta: Delta, reason: FinishReason) -> Delta | None:
         """Everything so far when the output has ended, nothing before."""

@@ -10,12 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from batch_manager import UnknownRequestError, WaitCode, WaitReason
+from batch_manager import Pause, UnknownRequestError, WaitCode, WaitReason
 from batch_manager.iteration_table import IterationRow
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
-from executor.api.errors import EngineStepError, InvalidRequestError, QueueFullError, RequestError
+from executor.api.errors import (
+    EngineStepError,
+    InvalidRequestError,
+    QueueFullError,
+    ReceiptNotFoundError,
+    RequestError,
+)
 from executor.api.kv_cache import KVCacheEvent, KVCacheEventManager
+from executor.api.receipt import RequestReceipt, SequenceReceipt
 from executor.api.request import Request
 from executor.api.response import Response, Result, Usage
 from executor.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
@@ -88,6 +95,7 @@ class FakeExecutor:
         self._iteration = 0
         self._stats: list[IterationStats] = []
         self._rows: list[IterationRow] = []
+        self._receipts: dict[int, RequestReceipt] = {}
         self._thread = threading.Thread(target=self._run, name="fake-executor", daemon=True)
         self._thread.start()
 
@@ -137,6 +145,11 @@ class FakeExecutor:
         if request_id not in self._live:
             raise UnknownRequestError(f"request {request_id} is not live")
         return WaitReason(WaitCode.BATCH_SIZE, 1, 0, (7, 8), 9) if self._held else None
+
+    def get_receipt(self, request_id: int) -> RequestReceipt:
+        if request_id not in self._receipts:
+            raise ReceiptNotFoundError(f"no receipt of request {request_id}")
+        return self._receipts[request_id]
 
     def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
         return None if self.kv_events is None else KVCacheEventManager(self._take_kv_events)
@@ -226,6 +239,10 @@ class FakeExecutor:
         )
         if live.request.output_config.return_log_probs:
             result.log_probs = [[-0.25] * len(token_ids)]
+        if live.request.output_config.return_prompt_log_probs:
+            result.prompt_log_probs = [-0.5] * (len(live.request.input_token_ids) - 1)
+        if done:
+            self._receipts[live.request_id] = _receipt(live, reason)
         return Response(live.request_id, result)
 
     def _note(self, scheduled: list[_Live]) -> None:
@@ -261,6 +278,15 @@ class FakeExecutor:
                         length // self.spec.tokens_per_block + 1,
                     )
                 )
+
+
+def _receipt(live: _Live, reason: FinishReason) -> RequestReceipt:
+    length = len(live.request.input_token_ids)
+    pause = Pause(iteration=4, reason=WaitCode.KV_CAPACITY, beneficiary=9, num_lost_tokens=3)
+    sequence = SequenceReceipt(
+        0, reason, length, live.generated, length + live.generated, 1, 2, 3, 5, 4, (pause,), 0.5, 0.25, 0.125, 1.5
+    )
+    return RequestReceipt(live.request_id, None, (sequence,), "")
 
 
 def _step_error() -> RequestError:

@@ -12,7 +12,7 @@ import pytest
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError
-from executor.api.request import GuidedDecodingParams, GuideType, LookaheadDecodingConfig
+from executor.api.request import GuidedDecodingParams, GuideType, KvCacheRetentionConfig, LookaheadDecodingConfig
 from executor.api.response import Usage
 from executor.api.sampling_config import SamplingConfig
 from executor.client import (
@@ -33,7 +33,7 @@ from executor.client.errors import CallError
 from executor.client.messages import PromptLike, event_of, generation_request, request_message
 from executor.serving import grpc_messages
 from executor.serving.events import TokenLogProb
-from protos.inflight.v1 import inference_pb2
+from protos.inflight.v1 import control_pb2, inference_pb2
 from tests.serving.fake_executor import FakeExecutor
 from tests.serving.harness import running_server
 
@@ -118,6 +118,44 @@ async def test_the_iteration_table_comes_as_rows() -> None:
     assert [(row.phase, row.num_scheduled_tokens) for row in rows] == [(Phase.CONTEXT, 4), (Phase.GENERATION, 1)]
 
 
+async def test_an_operator_reads_and_changes_a_server_through_either_client() -> None:
+    executor = FakeExecutor()
+
+    def use(client: InferenceClient) -> None:
+        client.pause()
+        assert client.health().state == control_pb2.HEALTH_STATE_PAUSED
+        events = client.generate("ab", max_tokens=2, request_id="job")
+        assert isinstance(next(iter(events)), Accepted)
+        assert [entry.executor_request_id for entry in client.explain("job")] == [1]
+        with pytest.raises(CallError, match="NOT_FOUND"):
+            client.receipt("job")
+        client.resume()
+        _ = list(events)
+        (receipt,) = client.receipt("job")
+        assert (receipt.num_prompt_tokens, receipt.num_generated_tokens) == (2, 2)
+        assert client.update_limits(max_batch_size=3).max_batch_size == 3
+        assert client.server_info().limits.max_batch_size == 3
+        assert client.model_info().vocab_size == executor.spec.vocab_size
+        assert client.load().num_unfinished_requests == 0
+        assert not client.abort("job")
+        with pytest.raises(InvalidRequestError, match="limits cannot be sent"):
+            client.update_limits(max_batch_size=-1)
+
+    await with_client(executor, use)
+    async with running_server() as server, AsyncInferenceClient(server.target) as client:
+        await client.pause()
+        assert (await client.health()).state == control_pb2.HEALTH_STATE_PAUSED
+        await client.resume()
+        _ = [event async for event in client.generate("abc", max_tokens=2, request_id="job")]
+        assert [entry.num_prompt_tokens for entry in await client.receipt("job")] == [3]
+        with pytest.raises(CallError, match="NOT_FOUND"):
+            await client.explain("job")
+        assert (await client.update_limits(max_queue_size=7)).max_queue_size == 7
+        assert (await client.model_info()).has_tokenizer
+        assert (await client.server_info()).schema_revision == grpc_messages.SCHEMA_REVISION
+        assert (await client.load()).num_unfinished_requests == 0
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
@@ -162,6 +200,22 @@ def test_a_mixed_prompt_is_refused() -> None:
             lookahead_config=LookaheadDecodingConfig(1, 2, 3),
             request_id="r",
         ),
+        GenerationRequest(
+            TokenPrompt([1]),
+            stop_strings=[],
+            stop_token_ids=[],
+            bad_words=[],
+            return_prompt_log_probs=True,
+            guided_decoding_params=GuidedDecodingParams(GuideType.STRUCTURAL_TAG, "{}"),
+            kv_cache_retention_config=KvCacheRetentionConfig(
+                [
+                    KvCacheRetentionConfig.TokenRangeRetentionConfig(0, 16, 90, 1500),
+                    KvCacheRetentionConfig.TokenRangeRetentionConfig(16, None, 0),
+                ],
+                decode_retention_priority=20,
+                decode_duration_ms=2500,
+            ),
+        ),
     ],
 )
 def test_a_request_arrives_as_it_was_sent(request_: GenerationRequest) -> None:
@@ -185,6 +239,7 @@ def test_a_request_arrives_as_it_was_sent(request_: GenerationRequest) -> None:
                 (FinishReason.CANCELLED, None),
             ]
         ),
+        Finished(0, FinishReason.LENGTH, None, Usage(3, 1, 0), (-0.25, -1.5)),
     ],
 )
 def test_an_event_arrives_as_it_was_sent(event: Event) -> None:
@@ -199,6 +254,7 @@ def test_an_event_arrives_as_it_was_sent(event: Event) -> None:
         {"stop_token_ids": [-1]},
         {"request_id": "\ud800"},
         {"sampling_config": SamplingConfig(beam_width=2)},
+        {"kv_cache_retention_config": KvCacheRetentionConfig(directory="blocks")},
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_it_is(fields: dict[str, object]) -> None:

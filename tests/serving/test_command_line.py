@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor import GuidedDecodingParams
+from executor.api.errors import ExecutorShutDownError
 from executor.cli import app
 from executor.client import AsyncGeneration, AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
 from executor.serving.request_log import LineFormatter
@@ -191,6 +192,34 @@ def test_sigterm_finishes_open_requests_and_ends_with_0(engine_dir: Path) -> Non
         finished = [event for event in events if isinstance(event, Finished)]
         assert [event.finish_reason for event in finished] == [FinishReason.LENGTH]
         assert process.wait(30) == 0
+
+
+def test_a_second_sigterm_ends_open_requests_at_once_and_says_so_in_one_line(engine_dir: Path) -> None:
+    with serving(engine_dir, "--drain_seconds", "60") as (process, target), InferenceClient(target) as client:
+        client.pause()
+        events = iter(client.generate("x", timeout=60))
+        next(events)
+        process.send_signal(signal.SIGTERM)
+        while client.health().state != control_pb2.HEALTH_STATE_DRAINING:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(ExecutorShutDownError, match="stopped before the request had ended"):
+            list(events)
+        _, log = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert sum("SIGTERM again" in line for line in log.splitlines()) == 1
+        assert "Traceback" not in log
+
+
+def test_metrics_are_served_without_http(engine_dir: Path) -> None:
+    with serving(engine_dir, "--metrics_port", "0") as (process, target), InferenceClient(target) as client:
+        assert process.stdout is not None
+        match = re.fullmatch(r"metrics on (127\.0\.0\.1:\d+)\n", process.stdout.readline())
+        assert match is not None
+        list(client.generate("x", max_tokens=3, ignore_eos=True, timeout=60))
+        page = httpx.get(f"http://{match[1]}/metrics").text
+        assert 'inflight_requests_total{outcome="LENGTH"} 1.0' in page
+        assert httpx.get(f"http://{match[1]}/v1/models").status_code == 404
 
 
 def test_http_is_served_beside_grpc_and_log_lines_are_json(engine_dir: Path) -> None:

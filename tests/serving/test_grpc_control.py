@@ -132,6 +132,40 @@ async def test_explain_tells_what_each_open_output_waits_for() -> None:
             assert caught.value.code() == status
 
 
+async def test_a_receipt_tells_what_each_output_of_an_ended_request_cost() -> None:
+    async with running_server() as server:
+        await server.generate(text="abc", max_tokens=4, num_return_sequences=2, request_id="job")
+        response = await server.control.Receipt(pb.ReceiptRequest(request_id="job"))
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await server.control.Receipt(pb.ReceiptRequest(request_id="jo"))
+        with pytest.raises(grpc.aio.AioRpcError) as empty:
+            await server.control.Receipt(pb.ReceiptRequest())
+    assert [(output.output_index, output.executor_request_id) for output in response.outputs] == [(0, 1), (1, 2)]
+    receipt = response.outputs[0]
+    assert (receipt.num_prompt_tokens, receipt.num_generated_tokens, receipt.num_computed_tokens) == (3, 4, 7)
+    assert (receipt.num_reused_tokens, receipt.num_recomputed_tokens, receipt.num_transferred_tokens) == (1, 2, 3)
+    assert (receipt.num_draft_tokens, receipt.num_accepted_draft_tokens) == (5, 4)
+    assert (receipt.block_seconds, receipt.queue_seconds) == (0.5, 0.25)
+    assert (receipt.paused_seconds, receipt.total_seconds) == (0.125, 1.5)
+    (pause,) = receipt.pauses
+    assert (pause.iteration, pause.reason) == (4, pb.WAIT_CODE_KV_CAPACITY)
+    assert (pause.beneficiary, pause.num_lost_tokens) == (9, 3)
+    assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+    assert empty.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_ids_of_ended_requests_are_bounded_and_the_latest_of_an_id_counts() -> None:
+    async with running_server() as server:
+        for _ in range(2):
+            await server.generate(text="x", max_tokens=1, request_id="again")
+        response = await server.control.Receipt(pb.ReceiptRequest(request_id="again"))
+        assert [output.executor_request_id for output in response.outputs] == [2]
+        for number in range(1000):
+            await server.generate(text="x", max_tokens=1, request_id=f"{number}")
+        with pytest.raises(grpc.aio.AioRpcError, match="among the last"):
+            await server.control.Receipt(pb.ReceiptRequest(request_id="again"))
+
+
 def test_every_wait_code_has_its_number() -> None:
     for code in WaitCode:
         message = wait_reason_message(WaitReason(code, 3, 2))

@@ -11,6 +11,7 @@ from google.protobuf import unknown_fields
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from executor.api.request import KvCacheRetentionConfig
 from executor.serving.grpc_messages import SCHEMA_REVISION
 from protos.inflight.v1 import inference_pb2 as pb
 from tests.serving.byte_tokenizer import END_ID
@@ -64,7 +65,7 @@ async def test_every_field_reaches_the_executor() -> None:
                 presence_penalty=-0.5, frequency_penalty=0.25, prompt_ignore_length=2, no_repeat_ngram_size=3,
                 top_p_decay=0.5, top_p_min=0.125, top_p_reset_ids=9,
             ),
-            output_config=pb.OutputConfig(return_log_probs=True, num_top_log_probs=4),
+            output_config=pb.OutputConfig(return_log_probs=True, num_top_log_probs=4, return_prompt_log_probs=True),
             stop_token_ids=[65, 66],
             bad_words=[pb.TokenSequence(token_ids=[4, 5])],
             priority=0.75,
@@ -73,6 +74,13 @@ async def test_every_field_reaches_the_executor() -> None:
             allotted_time_ms=1500,
             lookahead_config=pb.LookaheadDecodingConfig(
                 max_window_size=4, max_ngram_size=3, max_verification_set_size=4
+            ),
+            kv_cache_retention_config=pb.KvCacheRetentionConfig(
+                token_range_retention_configs=[
+                    pb.TokenRangeRetentionConfig(token_start=0, token_end=2, priority=80, duration_ms=500),
+                    pb.TokenRangeRetentionConfig(token_start=2),
+                ],
+                decode_duration_ms=2**40,
             ),
         )  # fmt: skip
     request = executor.requests[0]
@@ -92,6 +100,19 @@ async def test_every_field_reaches_the_executor() -> None:
     assert request.allotted_time_seconds == 1.5
     assert request.lookahead_config is not None
     assert request.lookahead_config.max_ngram_size == 3
+    assert request.output_config.return_prompt_log_probs
+    part = KvCacheRetentionConfig.TokenRangeRetentionConfig
+    assert request.kv_cache_retention_config == KvCacheRetentionConfig(
+        [part(0, 2, 80, 500), part(2)], decode_duration_ms=2**40
+    )
+
+
+async def test_prompt_log_probs_come_with_the_end_of_the_output() -> None:
+    async with running_server() as server:
+        wanted = pb.OutputConfig(return_prompt_log_probs=True)
+        events = await server.generate(text="abcd", max_tokens=3, streaming=True, output_config=wanted)
+        assert list(events[-1].finished.prompt_log_probs) == [-0.5] * 3
+        assert not (await server.generate(text="abcd", max_tokens=3))[-1].finished.prompt_log_probs
 
 
 async def test_unset_and_zero_are_told_apart() -> None:
@@ -108,6 +129,21 @@ async def test_unset_and_zero_are_told_apart() -> None:
 
 
 BAD = {
+    "retention priority": (
+        pb.GenerateRequest(
+            text="x", kv_cache_retention_config=pb.KvCacheRetentionConfig(decode_retention_priority=101)
+        ),
+        "kv_cache_retention_config",
+    ),
+    "retention range": (
+        pb.GenerateRequest(
+            text="x",
+            kv_cache_retention_config=pb.KvCacheRetentionConfig(
+                token_range_retention_configs=[pb.TokenRangeRetentionConfig(token_start=4, token_end=2)]
+            ),
+        ),
+        "kv_cache_retention_config",
+    ),
     "no prompt": (pb.GenerateRequest(), "prompt"),
     "empty text": (pb.GenerateRequest(text=""), "text"),
     "empty ids": (pb.GenerateRequest(input_token_ids=pb.TokenSequence()), "input_token_ids"),

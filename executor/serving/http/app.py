@@ -11,20 +11,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from executor.api.errors import InvalidRequestError, RequestError
-from executor.serving.credentials import is_authorized
 from executor.serving.generation import GenerationService
 from executor.serving.http.answer import Answer
 from executor.serving.http.api import Api, ChatCompletionsApi, CompletionsApi
+from executor.serving.http.bearer_token import BearerTokenMiddleware
 from executor.serving.http.body import Body
 from executor.serving.http.errors import error_response, plain_error
+from executor.serving.http.metrics import metrics_response
 from executor.serving.http.parameters import take_parameters
-from executor.serving.metrics import CONTENT_TYPE, Metrics
+from executor.serving.metrics import Metrics
 from executor.serving.progress import ProgressMonitor
-
-_OPEN_TO_ALL = ("/health",)
 
 
 class HttpApi:
@@ -88,7 +87,7 @@ class HttpApi:
         return JSONResponse({"version": version("inflight-executor")})
 
     async def metrics(self, _request: Request) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
+        return metrics_response(self._metrics)
 
     async def _answer(self, request: Request, api: Api) -> Response:
         body = Body(await self._json(request))
@@ -142,23 +141,6 @@ class HttpApi:
     def _check_model(self, name: str) -> None:
         if name != self._model_name:
             raise HTTPException(404, f"there is no model {name!r} here, only {self._model_name!r}")
-
-
-class BearerTokenMiddleware:
-    """Answers 401 to requests without the token."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_TO_ALL:
-            header = dict(scope["headers"]).get(b"authorization")
-            if not is_authorized(header, self._token):
-                response = plain_error(401, "send the header 'Authorization: Bearer <token>'", "invalid_api_key")
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 async def _request_error(_request: Request, error: Exception) -> Response:

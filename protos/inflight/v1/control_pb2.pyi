@@ -1,3 +1,4 @@
+from protos.inflight.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -229,6 +230,68 @@ class WaitReason(_message.Message):
     holders: _containers.RepeatedScalarFieldContainer[int]
     behind: int
     def __init__(self, code: _Optional[_Union[WaitCode, str]] = ..., needed: _Optional[int] = ..., available: _Optional[int] = ..., holders: _Optional[_Iterable[int]] = ..., behind: _Optional[int] = ...) -> None: ...
+
+class ReceiptRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ReceiptResponse(_message.Message):
+    __slots__ = ("outputs",)
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[OutputReceipt]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[OutputReceipt, _Mapping]]] = ...) -> None: ...
+
+class OutputReceipt(_message.Message):
+    __slots__ = ("output_index", "executor_request_id", "finish_reason", "error", "num_prompt_tokens", "num_generated_tokens", "num_computed_tokens", "num_reused_tokens", "num_recomputed_tokens", "num_transferred_tokens", "num_draft_tokens", "num_accepted_draft_tokens", "pauses", "block_seconds", "queue_seconds", "paused_seconds", "total_seconds")
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    output_index: int
+    executor_request_id: int
+    finish_reason: _inference_pb2.FinishReason
+    error: str
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_computed_tokens: int
+    num_reused_tokens: int
+    num_recomputed_tokens: int
+    num_transferred_tokens: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    pauses: _containers.RepeatedCompositeFieldContainer[OutputPause]
+    block_seconds: float
+    queue_seconds: float
+    paused_seconds: float
+    total_seconds: float
+    def __init__(self, output_index: _Optional[int] = ..., executor_request_id: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_reused_tokens: _Optional[int] = ..., num_recomputed_tokens: _Optional[int] = ..., num_transferred_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., pauses: _Optional[_Iterable[_Union[OutputPause, _Mapping]]] = ..., block_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., paused_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
+
+class OutputPause(_message.Message):
+    __slots__ = ("iteration", "reason", "beneficiary", "num_lost_tokens")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BENEFICIARY_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    reason: WaitCode
+    beneficiary: int
+    num_lost_tokens: int
+    def __init__(self, iteration: _Optional[int] = ..., reason: _Optional[_Union[WaitCode, str]] = ..., beneficiary: _Optional[int] = ..., num_lost_tokens: _Optional[int] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ()

@@ -65,6 +65,11 @@ class ControlStub(object):
                 request_serializer=inflight_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=inflight_dot_v1_dot_control__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Receipt = channel.unary_unary(
+                '/inflight.v1.Control/Receipt',
+                request_serializer=inflight_dot_v1_dot_control__pb2.ReceiptRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.ReceiptResponse.FromString,
+                _registered_method=True)
         self.KvEvents = channel.unary_stream(
                 '/inflight.v1.Control/KvEvents',
                 request_serializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
@@ -134,6 +139,14 @@ class ControlServicer(object):
 
     def Explain(self, request, context):
         """What a live request waits for, with the numbers. NOT_FOUND when no live request has the id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Receipt(self, request, context):
+        """What a request that has ended cost. NOT_FOUND while it lives, for a moment after it was cancelled, and when too many
+        others have ended since (1000).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,6 +224,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=inflight_dot_v1_dot_control__pb2.ExplainRequest.FromString,
                     response_serializer=inflight_dot_v1_dot_control__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Receipt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Receipt,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.ReceiptRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.ReceiptResponse.SerializeToString,
             ),
             'KvEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.KvEvents,
@@ -401,6 +419,33 @@ class Control(object):
             '/inflight.v1.Control/Explain',
             inflight_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
             inflight_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Receipt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/Receipt',
+            inflight_dot_v1_dot_control__pb2.ReceiptRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.ReceiptResponse.FromString,
             options,
             channel_credentials,
             insecure,

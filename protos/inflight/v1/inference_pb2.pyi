@@ -22,6 +22,7 @@ class GuideType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GUIDE_TYPE_JSON_SCHEMA: _ClassVar[GuideType]
     GUIDE_TYPE_REGEX: _ClassVar[GuideType]
     GUIDE_TYPE_EBNF_GRAMMAR: _ClassVar[GuideType]
+    GUIDE_TYPE_STRUCTURAL_TAG: _ClassVar[GuideType]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +48,7 @@ GUIDE_TYPE_JSON: GuideType
 GUIDE_TYPE_JSON_SCHEMA: GuideType
 GUIDE_TYPE_REGEX: GuideType
 GUIDE_TYPE_EBNF_GRAMMAR: GuideType
+GUIDE_TYPE_STRUCTURAL_TAG: GuideType
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_END_ID: FinishReason
 FINISH_REASON_STOP_WORDS: FinishReason
@@ -58,7 +60,7 @@ ABORT_OUTCOME_ABORTED: AbortOutcome
 ABORT_OUTCOME_NOT_LIVE: AbortOutcome
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("schema_revision", "request_id", "text", "chat", "input_token_ids", "max_tokens", "streaming", "sampling_config", "output_config", "stop_strings", "stop_token_ids", "include_stop", "ignore_eos", "bad_words", "num_return_sequences", "priority", "tenant", "cache_salt_id", "allotted_time_ms", "guided_decoding_params", "lookahead_config")
+    __slots__ = ("schema_revision", "request_id", "text", "chat", "input_token_ids", "max_tokens", "streaming", "sampling_config", "output_config", "stop_strings", "stop_token_ids", "include_stop", "ignore_eos", "bad_words", "num_return_sequences", "priority", "tenant", "cache_salt_id", "allotted_time_ms", "guided_decoding_params", "lookahead_config", "kv_cache_retention_config")
     SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,7 @@ class GenerateRequest(_message.Message):
     ALLOTTED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     GUIDED_DECODING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_RETENTION_CONFIG_FIELD_NUMBER: _ClassVar[int]
     schema_revision: int
     request_id: str
     text: str
@@ -101,7 +104,8 @@ class GenerateRequest(_message.Message):
     allotted_time_ms: int
     guided_decoding_params: GuidedDecodingParams
     lookahead_config: LookaheadDecodingConfig
-    def __init__(self, schema_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., input_token_ids: _Optional[_Union[TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., streaming: bool = ..., sampling_config: _Optional[_Union[SamplingConfig, _Mapping]] = ..., output_config: _Optional[_Union[OutputConfig, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., num_return_sequences: _Optional[int] = ..., priority: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt_id: _Optional[int] = ..., allotted_time_ms: _Optional[int] = ..., guided_decoding_params: _Optional[_Union[GuidedDecodingParams, _Mapping]] = ..., lookahead_config: _Optional[_Union[LookaheadDecodingConfig, _Mapping]] = ...) -> None: ...
+    kv_cache_retention_config: KvCacheRetentionConfig
+    def __init__(self, schema_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., input_token_ids: _Optional[_Union[TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., streaming: bool = ..., sampling_config: _Optional[_Union[SamplingConfig, _Mapping]] = ..., output_config: _Optional[_Union[OutputConfig, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., num_return_sequences: _Optional[int] = ..., priority: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt_id: _Optional[int] = ..., allotted_time_ms: _Optional[int] = ..., guided_decoding_params: _Optional[_Union[GuidedDecodingParams, _Mapping]] = ..., lookahead_config: _Optional[_Union[LookaheadDecodingConfig, _Mapping]] = ..., kv_cache_retention_config: _Optional[_Union[KvCacheRetentionConfig, _Mapping]] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages",)
@@ -156,12 +160,14 @@ class SamplingConfig(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., prompt_ignore_length: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., top_p_decay: _Optional[float] = ..., top_p_min: _Optional[float] = ..., top_p_reset_ids: _Optional[int] = ...) -> None: ...
 
 class OutputConfig(_message.Message):
-    __slots__ = ("return_log_probs", "num_top_log_probs")
+    __slots__ = ("return_log_probs", "num_top_log_probs", "return_prompt_log_probs")
     RETURN_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PROMPT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     return_log_probs: bool
     num_top_log_probs: int
-    def __init__(self, return_log_probs: bool = ..., num_top_log_probs: _Optional[int] = ...) -> None: ...
+    return_prompt_log_probs: bool
+    def __init__(self, return_log_probs: bool = ..., num_top_log_probs: _Optional[int] = ..., return_prompt_log_probs: bool = ...) -> None: ...
 
 class GuidedDecodingParams(_message.Message):
     __slots__ = ("guide_type", "guide")
@@ -180,6 +186,28 @@ class LookaheadDecodingConfig(_message.Message):
     max_ngram_size: int
     max_verification_set_size: int
     def __init__(self, max_window_size: _Optional[int] = ..., max_ngram_size: _Optional[int] = ..., max_verification_set_size: _Optional[int] = ...) -> None: ...
+
+class KvCacheRetentionConfig(_message.Message):
+    __slots__ = ("token_range_retention_configs", "decode_retention_priority", "decode_duration_ms")
+    TOKEN_RANGE_RETENTION_CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RETENTION_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DECODE_DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    token_range_retention_configs: _containers.RepeatedCompositeFieldContainer[TokenRangeRetentionConfig]
+    decode_retention_priority: int
+    decode_duration_ms: int
+    def __init__(self, token_range_retention_configs: _Optional[_Iterable[_Union[TokenRangeRetentionConfig, _Mapping]]] = ..., decode_retention_priority: _Optional[int] = ..., decode_duration_ms: _Optional[int] = ...) -> None: ...
+
+class TokenRangeRetentionConfig(_message.Message):
+    __slots__ = ("token_start", "token_end", "priority", "duration_ms")
+    TOKEN_START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_END_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    token_start: int
+    token_end: int
+    priority: int
+    duration_ms: int
+    def __init__(self, token_start: _Optional[int] = ..., token_end: _Optional[int] = ..., priority: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "delta", "finished")
@@ -232,20 +260,22 @@ class TopLogProb(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., log_prob: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("output_index", "finish_reason", "stop_string", "stop_token_id", "end_id", "usage")
+    __slots__ = ("output_index", "finish_reason", "stop_string", "stop_token_id", "end_id", "usage", "prompt_log_probs")
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     END_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     output_index: int
     finish_reason: FinishReason
     stop_string: str
     stop_token_id: int
     end_id: int
     usage: Usage
-    def __init__(self, output_index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., end_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    prompt_log_probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, output_index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., end_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "reused_tokens")
