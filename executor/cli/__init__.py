@@ -5,8 +5,11 @@ from __future__ import annotations
 import typer
 
 from executor.cli.chat import chat
+from executor.cli.dynamo_worker import dynamo_worker
 from executor.cli.generate import generate
 from executor.cli.serve import serve
+from executor.cli.triton_repo import triton_repo
+from executor.cli.triton_worker import triton_worker
 
 app = typer.Typer(
     help="Runs engine directories that engine-build wrote.",
@@ -18,6 +21,9 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(chat)
+app.command()(dynamo_worker)
+app.command("triton-repo")(triton_repo)
+app.command("triton-worker", hidden=True)(triton_worker)
 
 
 def main() -> None:
