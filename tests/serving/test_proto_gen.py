@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,38 @@ def test_every_enum_begins_with_unspecified_and_no_field_is_a_map(path: Path) ->
         assert first == re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper() + "_UNSPECIFIED"
     assert len(re.findall(r"^enum ", text, re.MULTILINE)) == len(re.findall(r"_UNSPECIFIED = 0;", text))
     assert "map<" not in text
+
+
+def buf(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Buf beside the interpreter; PyPI's buf-bin brings it."""
+    command = [str(Path(sys.executable).parent / "buf"), *(str(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_proto_files_keep_bufs_rules() -> None:
+    done = buf("lint", ROOT / "protos")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_that_was_published_changed_on_the_wire() -> None:
+    done = buf("breaking", ROOT / "protos", "--against", ROOT / "protos" / "baseline.binpb")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("  bool streaming = 7;", "  string streaming = 7;", "changed type"),
+        ("  bool streaming = 7;", "", "deleted"),
+        ("  FINISH_REASON_LENGTH = 3;", "  FINISH_REASON_LONG = 3;", "changed name"),
+    ],
+)
+def test_a_change_on_the_wire_is_found(tmp_path: Path, before: str, after: str, said: str) -> None:
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    path = tmp_path / "protos" / "inflight" / "v1" / "inference.proto"
+    text = path.read_text()
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, after))
+    done = buf("breaking", tmp_path / "protos", "--against", ROOT / "protos" / "baseline.binpb")
+    assert done.returncode != 0
+    assert said in done.stdout
