@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from executor.cli.chat import chat
+from executor.cli.dynamo_worker import dynamo_worker
 from executor.cli.generate import generate
 from executor.cli.serve import serve
 from executor.cli.triton_repo import triton_repo
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(chat)
+app.command()(dynamo_worker)
 app.command("triton-repo")(triton_repo)
 app.command("triton-worker", hidden=True)(triton_worker)
 

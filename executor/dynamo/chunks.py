@@ -1,0 +1,56 @@
+"""From a generation's events to the chunks that Dynamo's frontend reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batch_manager.request import FinishReason
+from executor.serving.events import Delta, Finished, TokenLogProb
+
+_FINISH_REASONS = {
+    FinishReason.END_ID: "eos",
+    FinishReason.STOP_WORDS: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TIMED_OUT: "cancelled",
+    FinishReason.CANCELLED: "cancelled",
+}
+
+
+def delta_chunk(delta: Delta) -> dict[str, Any]:
+    """New tokens, and their log probabilities where they were asked for."""
+    chunk: dict[str, Any] = {"index": delta.output_index, "token_ids": delta.token_ids}
+    if delta.log_probs:
+        chunk["log_probs"] = [token.log_prob for token in delta.log_probs]
+        chunk["top_logprobs"] = [
+            _candidates(token_id, token) for token_id, token in zip(delta.token_ids, delta.log_probs, strict=True)
+        ]
+    return chunk
+
+
+def _candidates(token_id: int, token: TokenLogProb) -> list[dict[str, Any]]:
+    """The chosen token first, then the likeliest of the others."""
+    ranked = [(rank, other, log_prob) for rank, (other, log_prob) in enumerate(token.top, start=1)]
+    chosen = next((entry for entry in ranked if entry[1] == token_id), (0, token_id, token.log_prob))
+    return [
+        {"rank": rank, "token_id": other, "logprob": log_prob}
+        for rank, other, log_prob in [chosen, *(entry for entry in ranked if entry[1] != token_id)]
+    ]
+
+
+def final_chunk(finished: Finished) -> dict[str, Any]:
+    """Why an output ended, and what it used."""
+    usage = finished.usage
+    chunk: dict[str, Any] = {
+        "index": finished.output_index,
+        "token_ids": [],
+        "finish_reason": _FINISH_REASONS[finished.finish_reason],
+        "completion_usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.reused_tokens},
+        },
+    }
+    if finished.prompt_log_probs:
+        chunk["engine_data"] = {"prompt_logprobs": [None, *finished.prompt_log_probs]}
+    return chunk

@@ -1,0 +1,61 @@
+"""Runs an executor as a Dynamo worker until it is told to stop."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from dynamo.common.backend import Worker, WorkerConfig
+
+from executor.dynamo.engine import ExecutorEngine
+from executor.dynamo.model_directory import write_model_directory
+from executor.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoConfig:
+    """Where and how a worker meets the others of its cluster. Names are those of Dynamo's own options."""
+
+    model_name: str
+    namespace: str = "dynamo"
+    component: str = "backend"
+    endpoint: str = "generate"
+    discovery_backend: str = "etcd"
+    request_plane: str = "tcp"
+    event_plane: str | None = None
+    """None: as the discovery backend suggests."""
+
+
+def run_worker(
+    executor: Executor, end_ids: Sequence[int], config: DynamoConfig, on_ready: Callable[[int], None]
+) -> None:
+    """Register, serve, and drain at SIGTERM or SIGINT.
+
+    Args:
+        executor: outlives the worker.
+        end_ids: the model's end tokens.
+        config: where the cluster is.
+        on_ready: called with the worker's id right before it is found by others.
+
+    Raises:
+        UnsupportedFeatureError: the engine directory has no tokenizer.
+        Exception: the discovery backend cannot be reached, as Dynamo words it.
+    """
+    with tempfile.TemporaryDirectory(prefix="inflight-model-") as directory:
+        write_model_directory(executor.manifest, executor.spec.max_seq_len, Path(directory))
+        num_blocks = executor.pool_size.num_blocks
+        engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, on_ready)
+        worker_config = WorkerConfig(
+            namespace=config.namespace,
+            component=config.component,
+            endpoint=config.endpoint,
+            model_name=directory,
+            served_model_name=config.model_name,
+            discovery_backend=config.discovery_backend,
+            request_plane=config.request_plane,
+            event_plane=config.event_plane,
+        )
+        uvloop.run(Worker(engine, worker_config).run())
