@@ -36,6 +36,7 @@ from executor.api.errors import (
     RequestError,
     UnsupportedFeatureError,
 )
+    WrongRoleError,
 from executor.api.guided import GuidedDecodingConfig, GuidedDecodingParams
 from executor.api.kv_cache_config import (
     CacheTransceiverBackendType,
@@ -61,6 +62,7 @@ from executor.api.response import (
 )
 from executor.api.sampling_config import SamplingConfig
 from executor.api.stats import (
+from executor.api.role import InstanceRole
     DebugTensorsPerIteration,
     DisServingRequestStats,
     InflightBatchingStats,
@@ -108,6 +110,7 @@ __all__ = [
     "InflightBatchingStats",
     "InvalidRequestError",
     "IterationStats",
+    "InstanceRole",
     "KvCacheConfig",
     "KvCacheMetrics",
     "KvCacheRetentionConfig",
@@ -151,3 +154,4 @@ __all__ = [
     "__version__",
     "kv_cache",
 ]
+    "WrongRoleError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
@@ -17,12 +18,14 @@ from executor.api.config import ExecutorConfig, ModelType
 from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
 from executor.api.kv_cache import KVCacheEventManager
+from executor.api.kv_cache_config import CacheTransceiverConfig
 from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
+from executor.api.role import InstanceRole
 from executor.api.stats import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
 from executor.debug_tensors import DebugTensors
-from executor.engines.open import engine_spec, open_engine
+from executor.engines.open import engine_spec, kv_cache_dtype, open_engine
 from executor.guided_decoding import open_guided_decoding
 from executor.kv_events import KvEventSource
 from executor.kv_tiers import open_mover
@@ -40,6 +43,11 @@ from executor.scheduler_config import batch_manager_config, kv_cache_manager_con
 from executor.speculation import Drafter, StepCost
 from executor.stats import StatsLimits, StatsRecorder
 from executor.step import Step
+from executor.transfer.endpoint import TransferEndpoint
+from executor.transfer.handover import Handover
+from executor.transfer.intake import ContextIntake
+from executor.transfer.open import open_endpoint
+from executor.transfer.stats import TransferStats
 
 _logger = logging.getLogger(__name__)
 
@@ -114,13 +122,26 @@ class Executor:
         size = self.pool_size
         mover = open_mover(self._engine, size.host_blocks, size.disk_blocks, kv.disk_cache_dir)
         self._kv_upkeep = KvUpkeep(self._batch_manager, self._kv, mover)
-        self._loop = ExecutorLoop(self._batch_manager, self._kv_upkeep, step, drafter, self._stats, self._receipts)
-        self._intake = RequestIntake(config, self.spec, self._grammars)
+        self._transfers = self._open_transfers(config.cache_transceiver_config)
+        handover = Handover(self._transfers)
+        self._loop = ExecutorLoop(
+            self._batch_manager, self._kv_upkeep, step, drafter, self._stats, self._receipts, handover
+        )
+        self._contexts = ContextIntake(config.cache_transceiver_config, self._transfers)
+        self._intake = RequestIntake(config, self.spec, self._grammars, self._contexts)
         self._responses = ResponseQueue()
         self._ids = itertools.count(1)
         self._is_shut_down = False
         self._is_paused = False
+        if self._transfers is not None:
+            self._transfers.start(self._loop.batch_manager_lock, self._loop.wake)
         self._loop.start()
+
+    def _open_transfers(self, config: CacheTransceiverConfig | None) -> TransferEndpoint | None:
+        if config is None:
+            return None
+        dtype = kv_cache_dtype(self.manifest, self.config.kv_cache_config.kv_cache_dtype)
+        return open_endpoint(config, self._engine, self.manifest, dtype, self._kv, self._batch_manager)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -312,6 +333,33 @@ class Executor:
     def is_paused(self) -> bool:
         return self._is_paused
 
+    # -- other instances --------------------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> InstanceRole:
+        """Which requests are taken: `BOTH` without a `cache_transceiver_config`, but for those that need one."""
+        return self._contexts.role
+
+    def change_role(self, role: InstanceRole) -> None:
+        """Take other requests from now on; those that were taken go on, and leased contexts stay (not upstream's).
+
+        Raises:
+            InvalidRequestError: the executor was opened without a `cache_transceiver_config`.
+        """
+        self._contexts.change_role(role)
+
+    @property
+    def transfer_address(self) -> str | None:
+        """HOST:PORT where other instances ask for contexts; `None` without a `cache_transceiver_config`."""
+        return None if self._transfers is None else self._transfers.address
+
+    def get_transfer_stats(self) -> TransferStats | None:
+        """What was exchanged with other instances so far; `None` without a `cache_transceiver_config`."""
+        if self._transfers is None:
+            return None
+        with self._loop.batch_manager_lock:
+            return copy.deepcopy(self._transfers.stats)
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -325,6 +373,8 @@ class Executor:
         self._is_shut_down = True
         self._loop.stop()
         self._responses.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._kv_upkeep.close()
         self._engine.close()
         if self._grammars is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from batch_manager.request import FinishReason
 from batch_manager.request import Request as ScheduledState
 from executor.api.errors import RequestError
-from executor.api.request import Request
+from executor.api.request import ContextPhaseParams, Request, RequestType
 from executor.api.response import KvCacheMetrics, RequestPerfMetrics, Response, Result, Usage
 from executor.context_logits import ContextLogits
 from executor.sampling import SampledSequence
+from executor.transfer.context_state import ContextState, GeneratedLogProb
 
 ResponseListener = Callable[[list[Response]], None]
 """Called on the loop's thread, once an iteration with all of the iteration's responses for it. Must not block."""
@@ -25,11 +26,13 @@ class LiveSequence:
 
     __slots__ = (
         "context",
+        "context_phase_params",
         "cumulative_log_prob",
         "first_iteration",
         "first_scheduled_time",
         "first_token_time",
         "generation_logits",
+        "given_drafts",
         "index",
         "last_token_time",
         "log_probs",
@@ -40,6 +43,7 @@ class LiveSequence:
         "request",
         "scheduled",
         "top_log_probs",
+        "transfer",
     )
 
     def __init__(
@@ -50,6 +54,12 @@ class LiveSequence:
         self.index = index
         self.context = context
         """What is wanted of the prompt; `None` where nothing is."""
+        self.given_drafts = list(scheduled.draft_token_ids)
+        """The client's own."""
+        self.context_phase_params: ContextPhaseParams | None = None
+        """Of a context-only request, once it has ended: what goes on elsewhere."""
+        self.transfer: tuple[float, float, int] | None = None
+        """When its context came from another instance: start, end, bytes."""
         self.num_sent = 0
         self.log_probs: list[float] = []
         self.top_log_probs: list[list[tuple[int, float]]] = []
@@ -68,6 +78,24 @@ class LiveSequence:
     def tokens_per_iteration(self) -> float:
         """Tokens it got in each iteration in which it got any, on average."""
         return self.scheduled.num_generated_tokens / self.num_iterations if self.num_iterations else 0.0
+
+    @property
+    def goes_on_elsewhere(self) -> bool:
+        """Whether another instance generates what its client wants beyond the tokens so far."""
+        request = self.request.request
+        is_context_only = request.type is RequestType.REQUEST_TYPE_CONTEXT_ONLY
+        return is_context_only and self.scheduled.num_generated_tokens < request.max_tokens
+
+    def take_over(self, log_probs: Sequence[GeneratedLogProb]) -> None:
+        """Another instance has generated the first tokens, with these log probabilities where they are wanted."""
+        self.num_iterations = 1
+        self.log_probs = [entry.log_prob for entry in log_probs]
+        self.top_log_probs = [entry.top for entry in log_probs]
+        self.cumulative_log_prob = sum(self.log_probs)
+
+    def note_transfer(self, start: float, end: float, num_bytes: int) -> None:
+        """Its context came from another instance."""
+        self.transfer = (start, end, num_bytes)
 
     def note_scheduled(self, iteration: int, now: float) -> bool:
         """The sequence runs in `iteration`; whether for the first time."""
@@ -117,6 +145,7 @@ class LiveSequence:
             avg_decoded_tokens_per_iter=self.tokens_per_iteration,
             usage=Usage(scheduled.num_prompt_tokens, num_generated, scheduled.num_reused_tokens),
         )
+        result.context_phase_params = self.context_phase_params
         self._add_outputs(result, begin, sends_all)
         if request.output_config.return_perf_metrics:
             result.request_perf_metrics = self._perf_metrics(iteration, is_sequence_final)
@@ -145,6 +174,10 @@ class LiveSequence:
         timing.arrival_time = timedelta(seconds=self.scheduled.arrival_time)
         timing.first_scheduled_time = _duration(self.first_scheduled_time)
         timing.first_token_time = _duration(self.first_token_time)
+        if self.transfer is not None:
+            start, end, timing.kv_cache_size = self.transfer
+            timing.kv_cache_transfer_start = _duration(start)
+            timing.kv_cache_transfer_end = _duration(end)
         if is_sequence_final:
             metrics.last_iter = iteration
             timing.last_token_time = _duration(self.last_token_time)
@@ -169,13 +202,23 @@ class LiveSequence:
 class LiveRequest:
     """What a client asked for, its sequences, and who hears of them."""
 
-    __slots__ = ("listener", "num_unfinished", "request", "request_id", "sequences", "tokens_per_block")
+    __slots__ = (
+        "context_state",
+        "listener",
+        "num_unfinished",
+        "request",
+        "request_id",
+        "sequences",
+        "tokens_per_block",
+    )
 
     def __init__(self, request_id: int, request: Request, listener: ResponseListener, tokens_per_block: int) -> None:
         self.request_id = request_id
         self.request = request
         self.listener = listener
         self.tokens_per_block = tokens_per_block
+        self.context_state: ContextState | None = None
+        """Of a generation-only request: where its context lies."""
         self.sequences: list[LiveSequence] = []
         self.num_unfinished = 0
 

@@ -25,6 +25,7 @@ from batch_manager import (
     IterationPlan,
     PlanningFailedError,
     Progress,
+    Request,
     RequestRefused,
     WaitCode,
 )
@@ -39,6 +40,7 @@ from executor.sampling import SampledSequence, SamplingSpec
 from executor.speculation import Drafter
 from executor.stats import IterationTimes, StatsRecorder
 from executor.step import Step
+from executor.transfer.handover import Handover
 
 if TYPE_CHECKING:
     from executor.sampling.grammar import CompiledGrammar
@@ -60,12 +62,14 @@ class ExecutorLoop:
         drafter: Drafter,
         stats: StatsRecorder,
         receipts: Receipts,
+        handover: Handover,
     ) -> None:
         self._batch_manager = batch_manager
         self._kv_upkeep = kv_upkeep
         self._step = step
         self._drafter = drafter
         self._stats = stats
+        self._handover = handover
         self._changed = threading.Condition()
         self._has_news = False
         """Whether callers have done anything, or KV blocks have arrived, since the loop last looked."""
@@ -101,6 +105,7 @@ class ExecutorLoop:
             self._enqueue(submissions)
             for live, specs, grammar in submissions:
                 self._live.add(live)
+                self._handover.expect(live)
                 if grammar is None:
                     self._to_open += zip(live.sequences, specs, strict=True)
             self._notify()
@@ -211,8 +216,10 @@ class ExecutorLoop:
             self._end_cancelled()
             self._release_held()
             self._kv_upkeep.acknowledge()
+            self._handover.settle(self._live.sequences)
             plan = self._plan()
             self._kv_upkeep.order()
+            self._handover.begin()
             to_open, self._to_open = self._to_open, []
         for sequence, spec in to_open:
             self._open(sequence, spec)
@@ -230,11 +237,14 @@ class ExecutorLoop:
             self._fail_undrawn(plan, sampled)
             with self._changed:
                 self._stats.record_rows(plan)
+                self._handover.keep(plan)
                 progress = self._batch_manager.update(plan, [draws.token_ids for draws in sampled])
+                self._handover.offer(self._live.sequences)
         except Exception as error:  # whatever is raised on the way, it fails this batch and not the loop
             _logger.exception("iteration %d failed; its %d requests end", plan.iteration, len(scheduled))
             with self._changed:
                 self._batch_manager.abandon(plan)
+                self._handover.abandon()
             self._fail(scheduled, error)
             return
         try:
@@ -287,6 +297,7 @@ class ExecutorLoop:
     def _close(self, sequence_id: int) -> None:
         self._step.close(sequence_id)
         self._drafter.close(sequence_id)
+        self._handover.forget(sequence_id)
 
     def _end_cancelled(self) -> None:
         to_cancel, self._to_cancel = self._to_cancel, []
@@ -344,7 +355,12 @@ class ExecutorLoop:
             if made.finish_reason is FinishReason.NOT_FINISHED:
                 self._live.progress(sequence, iteration)
             else:
+                sequence.context_phase_params = self._handover.params(sequence, self._draft_for_another)
                 self._live.finish(sequence, made.finish_reason, iteration)
+
+    def _draft_for_another(self, request: Request) -> list[int]:
+        """What may follow the tokens of a context-only request that has ended."""
+        return self._drafter.propose(request.request_id, request.token_ids, num_sequences=1)
 
     def _propose_drafts(self, progress: list[Progress]) -> float:
         """Give the sequences that go on their drafts; returns the seconds it took."""

@@ -13,13 +13,14 @@ from batch_manager import Request as ScheduledState
 from batch_manager.kv import KvCacheRetentionConfig
 from executor.api.config import ExecutorConfig
 from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
-from executor.api.request import Request
+from executor.api.request import Request, RequestType
 from executor.context_logits import ContextLogits
 from executor.engines.interface import EngineSpec
 from executor.live_request import LiveRequest, ResponseListener
 from executor.sampling import SamplingSpec
 from executor.sampling_spec import PostProcessors, sampling_spec
 from executor.speculation.drafter import check_lookahead_config
+from executor.transfer.intake import ContextIntake
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -46,10 +47,12 @@ class RequestIntake:
         config: ExecutorConfig,
         spec: EngineSpec,
         grammars: GrammarCompiler | None,
+        contexts: ContextIntake,
     ) -> None:
         self._post_processors = PostProcessors(config.logits_post_processor_config)
         self._spec = spec
         self._grammars = grammars
+        self._contexts = contexts
 
     def accept(
         self, request: Request, request_id: int, next_id: Callable[[], int], listener: ResponseListener
@@ -76,11 +79,14 @@ class RequestIntake:
                 field="guided_decoding_params",
             )
         live = LiveRequest(request_id, request, listener, self._spec.tokens_per_block)
+        live.context_state = self._contexts.accept(request, prompt, self._spec.vocab_size)
         specs = []
         for index in range(request.num_sequences):
             scheduled = self._scheduled(request, prompt, request_id if index == 0 else next_id())
             scheduled.draft_token_ids = list(drafts)
-            live.add_sequence(scheduled, self._context_logits(request, prompt))
+            sequence = live.add_sequence(scheduled, self._context_logits(request, prompt))
+            if live.context_state is not None:
+                sequence.take_over(live.context_state.log_probs)
             specs.append(
                 sampling_spec(request, prompt, self._post_processors, self._spec.vocab_size, sequence_index=index)
             )
@@ -108,7 +114,9 @@ class RequestIntake:
     def _checked_drafts(self, request: Request) -> list[int]:
         config = request.external_draft_tokens_config
         if config is None:
-            return []
+            params = request.context_phase_params
+            handed_on = [] if params is None else params.draft_tokens or []
+            return _token_ids("context_phase_params.draft_tokens", handed_on, self._spec.vocab_size)
         field = "external_draft_tokens_config.tokens"
         drafts = _token_ids(field, config.tokens, self._spec.vocab_size)
         if not drafts:
@@ -124,10 +132,12 @@ class RequestIntake:
             # nothing to others.
             cache_salt = -1 - sequence_id
             retention = retention or _WORTHLESS
+        params = request.context_phase_params
+        is_context_only = request.type is RequestType.REQUEST_TYPE_CONTEXT_ONLY
         return ScheduledState(
             sequence_id,
             prompt,
-            request.max_tokens,
+            1 if is_context_only else request.max_tokens,
             end_id=request.effective_end_id,
             stop_token_ids=[word[0] for word in stop_words if len(word) == 1],
             stop_words=[word for word in stop_words if len(word) > 1],
@@ -138,6 +148,8 @@ class RequestIntake:
             allotted_time=request.allotted_time_seconds,
             cache_salt=cache_salt,
             retention=retention,
+            generated_token_ids=() if params is None else params.first_gen_tokens,
+            num_remote_tokens=0 if params is None else len(prompt),
         )
 
     def _context_logits(self, request: Request, prompt: list[int]) -> ContextLogits | None:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from executor.api.decoding import DecodingConfig, SpeculativeDecodingConfig
-from executor.api.errors import InvalidRequestError
+from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.api.guided import GuidedDecodingConfig
 from executor.api.kv_cache_config import CacheTransceiverConfig, KvCacheConfig
 from executor.api.model_inputs import PeftCacheConfig
@@ -140,9 +140,8 @@ class ExecutorConfig:
     guided_decoding_config: GuidedDecodingConfig | None = None
     """Needed by requests with `guided_decoding_params`."""
     additional_model_outputs: list[AdditionalModelOutput] | None = refused(None, "plans have no output but logits")
-    cache_transceiver_config: CacheTransceiverConfig | None = refused(
-        None, "transfer between instances is not offered yet"
-    )
+    cache_transceiver_config: CacheTransceiverConfig | None = None
+    """Needed by context-only and generation-only requests."""
     gather_generation_logits: bool = accepted(False, "requests may ask for their logits anyway")
     mm_embedding_offloading: bool = refused(False, "only text models are offered")
     enable_trt_overlap: bool = refused(False, "an iteration is planned when the one before it has ended")
@@ -172,6 +171,14 @@ class ExecutorConfig:
             )
         if self.decoding_config is not None:
             self.decoding_config.validate()
+        if self.cache_transceiver_config is not None:
+            self.cache_transceiver_config.validate()
+            if self.trace_path is not None:
+                raise UnsupportedFeatureError(
+                    "trace_path is not supported with cache_transceiver_config: a trace does not hold what other "
+                    "instances send",
+                    field="trace_path",
+                )
         for name in (
             "iter_stats_max_iterations",
             "request_stats_max_iterations",

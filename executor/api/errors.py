@@ -12,6 +12,8 @@ class ErrorCode(StrEnum):
     """The request can never succeed as it is."""
     UNIMPLEMENTED = "UNIMPLEMENTED"
     """The request asks for something that this build or engine does not offer."""
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    """The request is right, but not for the state this instance is in."""
     ALREADY_EXISTS = "ALREADY_EXISTS"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     """A queue bound is reached; the same request may succeed later."""
@@ -40,6 +42,12 @@ class UnsupportedFeatureError(RequestError):
     """A field asks for something that is not offered. Never ignored silently."""
 
     code = ErrorCode.UNIMPLEMENTED
+
+
+class WrongRoleError(RequestError):
+    """The instance's role takes no requests of this type; another instance may."""
+
+    code = ErrorCode.FAILED_PRECONDITION
 
 
 class DuplicateRequestError(RequestError):

@@ -12,10 +12,11 @@ from batch_manager.kv import KvCacheRetentionConfig as BlockRetentionConfig
 from batch_manager.kv.retention import MAX_PRIORITY, MIN_PRIORITY
 from executor.api.errors import InvalidRequestError
 from executor.api.parallel import ONE_DEVICE
-from executor.api.support import accepted, addition, refused
+from executor.api.role import InstanceRole
+from executor.api.support import accepted, addition, refused, refused_members
+from executor.transfer.peer import TransferNetwork
 
 _NO_FILES = "blocks are not written to files"
-_NO_TRANSFER = "transfer between instances is not offered yet"
 
 
 class KvCacheTransferMode(IntEnum):
@@ -112,6 +113,7 @@ def _wrong(name: str, what: str) -> InvalidRequestError:
     return InvalidRequestError(f"kv_cache_config.{name} {what}", field=f"kv_cache_config.{name}")
 
 
+@refused_members(MPI="NIXL carries blocks", UCX="NIXL carries blocks, over UCX")
 class CacheTransceiverBackendType(IntEnum):
     """What carries blocks from one instance to another."""
 
@@ -131,5 +133,27 @@ class CacheTransceiverBackendType(IntEnum):
 
 @dataclass(slots=True)
 class CacheTransceiverConfig:
-    backend: CacheTransceiverBackendType | None = refused(None, _NO_TRANSFER)
-    max_tokens_in_buffer: int | None = refused(None, _NO_TRANSFER)
+    """How this instance exchanges contexts with others. Not given: it does not."""
+
+    backend: CacheTransceiverBackendType | None = None
+    """`None` and `DEFAULT` are NIXL."""
+    max_tokens_in_buffer: int | None = accepted(None, "blocks go from pool to pool, without a buffer in between")
+    _: KW_ONLY
+    kv_transfer_timeout_ms: int = addition(30_000)
+    """How long a context waits for whoever continues it, and a transfer may take. Then blocks are given back, and the
+    context is computed where it was to come to."""
+    listen: str = addition("127.0.0.1:0")
+    """HOST:PORT where other instances ask for contexts; port 0 takes a free one. Whoever reaches it can read what is
+    in the cache."""
+    role: InstanceRole = addition(InstanceRole.BOTH)
+    network: TransferNetwork | None = addition(None)
+    """How instances reach each other. `None`: NIXL and gRPC. A `LocalNetwork` joins executors of one process."""
+
+    def validate(self) -> None:
+        """Raise an `InvalidRequestError` naming the first field that is wrong."""
+        if self.kv_transfer_timeout_ms < 1:
+            raise InvalidRequestError(
+                f"cache_transceiver_config.kv_transfer_timeout_ms is {self.kv_transfer_timeout_ms}; "
+                "it must be at least 1",
+                field="cache_transceiver_config.kv_transfer_timeout_ms",
+            )

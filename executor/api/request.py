@@ -9,13 +9,13 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 from executor.api.decoding import EagleConfig, ExternalDraftTokensConfig, LookaheadDecodingConfig
-from executor.api.errors import InvalidRequestError
+from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.api.kv_cache_config import KvCacheRetentionConfig
 from executor.api.model_inputs import LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
 from executor.api.renamed import renamed
 from executor.api.sampling_config import SamplingConfig
-from executor.api.support import accepted, addition, check_supported, refused, refused_members
+from executor.api.support import accepted, addition, check_supported, refused
 
 __all__ = [
     "AdditionalModelOutput",
@@ -34,10 +34,8 @@ __all__ = [
 
 _NOT_YET = "this version does not offer it"
 _DECODER_ONLY = "only decoder-only text models are offered"
-_NO_TRANSFER = "transfer between instances is not offered yet"
 
 
-@refused_members(REQUEST_TYPE_CONTEXT_ONLY=_NO_TRANSFER, REQUEST_TYPE_GENERATION_ONLY=_NO_TRANSFER)
 class RequestType(IntEnum):
     REQUEST_TYPE_CONTEXT_AND_GENERATION = 0
     REQUEST_TYPE_CONTEXT_ONLY = 1
@@ -73,12 +71,15 @@ class OutputConfig:
 
 @dataclass(slots=True)
 class ContextPhaseParams:
-    """What a context-only request hands to the generation-only one that continues it."""
+    """What a context-only request hands to the generation-only one that continues it: handed on as it is."""
 
     first_gen_tokens: list[int]
     req_id: int
+    """The context-only request's id at its own instance."""
     opaque_state: bytes | None = None
+    """Where the context lies: versioned, checked, at most 64 KiB."""
     draft_tokens: list[int] | None = None
+    """What may follow `first_gen_tokens`."""
 
 
 LogitsPostProcessor = Callable[..., None]
@@ -122,7 +123,8 @@ class Request:
     """Streaming results carry all tokens so far instead of the new ones."""
     priority: float = 0.5
     type: RequestType = RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION
-    context_phase_params: ContextPhaseParams | None = refused(None, _NO_TRANSFER)
+    context_phase_params: ContextPhaseParams | None = None
+    """Of the context-only request with the same prompt, for a generation-only one."""
     encoder_input_features: Any = refused(None, _DECODER_ONLY)
     encoder_output_length: int | None = refused(None, _DECODER_ONLY)
     cross_attention_mask: Any = refused(None, _DECODER_ONLY)
@@ -133,7 +135,7 @@ class Request:
     language_adapter_uid: int | None = refused(None, _NOT_YET)
     allotted_time_ms: timedelta | int | None = None
     cache_salt_id: int | None = None
-    disagg_request_id: int | None = refused(None, _NO_TRANSFER)
+    disagg_request_id: int | None = refused(None, "contexts are found by context_phase_params")
     tenant: str = addition("")
     """Who is charged by the fair queue."""
 
@@ -154,6 +156,35 @@ class Request:
             raise InvalidRequestError("allotted_time_ms is negative", field="allotted_time_ms")
         self.sampling_config.validate()
         check_supported(self, "request")
+        self._check_type()
+
+    def _check_type(self) -> None:
+        is_generation_only = self.type is RequestType.REQUEST_TYPE_GENERATION_ONLY
+        if is_generation_only != (self.context_phase_params is not None):
+            raise InvalidRequestError(
+                f"type is {self.type.name} {'without' if is_generation_only else 'with'} context_phase_params; "
+                "generation-only requests have them, others do not",
+                field="context_phase_params",
+            )
+        if self.type is RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION:
+            return
+        if self.num_sequences != 1:
+            raise InvalidRequestError(
+                f"num_return_sequences is {self.num_sequences}; a {self.type.name} request has one sequence",
+                field="num_return_sequences",
+            )
+        if self.output_config.return_generation_logits:
+            raise UnsupportedFeatureError(
+                f"output_config.return_generation_logits is not supported for {self.type.name}: logits stay where they "
+                "were computed",
+                field="output_config.return_generation_logits",
+            )
+        if is_generation_only and self.wants_context:
+            raise UnsupportedFeatureError(
+                "return_context_logits and return_prompt_log_probs are not supported for a generation-only request: "
+                "ask the context-only one",
+                field="output_config.return_context_logits",
+            )
 
     @property
     def request_type(self) -> RequestType:

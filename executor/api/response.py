@@ -15,7 +15,6 @@ from executor.api.errors import InvalidRequestError, RequestError
 from executor.api.request import ContextPhaseParams
 from executor.api.support import addition, never_set
 
-_NO_TRANSFER = "transfer between instances is not offered yet"
 _NO_DRAFT_MODEL = "draft models are not offered yet"
 
 
@@ -27,9 +26,10 @@ class TimingMetrics:
     first_scheduled_time: timedelta = timedelta()
     first_token_time: timedelta = timedelta()
     last_token_time: timedelta = timedelta()
-    kv_cache_transfer_start: timedelta = never_set(timedelta(), _NO_TRANSFER)
-    kv_cache_transfer_end: timedelta = never_set(timedelta(), _NO_TRANSFER)
-    kv_cache_size: int = never_set(0, _NO_TRANSFER)
+    kv_cache_transfer_start: timedelta = timedelta()
+    kv_cache_transfer_end: timedelta = timedelta()
+    kv_cache_size: int = 0
+    """Bytes received from another instance."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,9 @@ class Result:
     decoding_iter: int = 0
     """Iterations in which the sequence got tokens, this one included."""
     avg_decoded_tokens_per_iter: float = 0.0
-    context_phase_params: ContextPhaseParams | None = never_set(None, _NO_TRANSFER)
+    context_phase_params: ContextPhaseParams | None = None
+    """Of a context-only request that is not finished with its first token: what a generation-only request with the
+    same prompt goes on with."""
     request_perf_metrics: RequestPerfMetrics | None = None
     additional_outputs: list[AdditionalOutput] = never_set(why="plans have no output but logits", default_factory=list)
     _: KW_ONLY

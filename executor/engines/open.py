@@ -88,6 +88,11 @@ def open_engine(
     return ReferenceEngine(directory.model_path, spec, num_blocks, kv_cache_dtype=kv_cache_dtype)
 
 
+def kv_cache_dtype(engine_dir: EngineDirectory | Path, wanted: str | None = None) -> str:
+    """What the engine keeps keys and values in. Arguments and errors as for `engine_spec`."""
+    return _kv_cache(_opened(engine_dir), wanted).dtype
+
+
 def _opened(engine_dir: EngineDirectory | Path) -> EngineDirectory:
     return engine_dir if isinstance(engine_dir, EngineDirectory) else EngineDirectory.open(engine_dir)
 

@@ -406,10 +406,9 @@ def test_each_refused_field_is_refused_by_name_and_reason_and_its_default_is_not
 
 
 def test_refused_members_of_enumerations_are_refused_by_name() -> None:
-    request = trtllm.Request([1], 1)
-    request.request_type = trtllm.RequestType.REQUEST_TYPE_CONTEXT_ONLY
-    with pytest.raises(trtllm.UnsupportedFeatureError, match=r"request\.type REQUEST_TYPE_CONTEXT_ONLY is not"):
-        request.validate()
+    transceiver = trtllm.CacheTransceiverConfig(backend=trtllm.CacheTransceiverBackendType.MPI)
+    with pytest.raises(trtllm.UnsupportedFeatureError, match=r"cache_transceiver_config\.backend MPI is not"):
+        trtllm.ExecutorConfig(cache_transceiver_config=transceiver).validate()
     assert {row.name: row.support for row in support_rows(trtllm.ModelType)} == {
         "DECODER_ONLY": Support.SUPPORTED,
         "ENCODER_ONLY": Support.REFUSED,

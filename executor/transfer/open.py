@@ -1,0 +1,52 @@
+"""Makes an executor's endpoint out of its configuration."""
+
+from __future__ import annotations
+
+from batch_manager import BatchManager, KvCacheManager
+from engine_build.engine_dir import EngineDirectory
+from executor.api.errors import InvalidRequestError
+from executor.api.kv_cache_config import CacheTransceiverConfig
+from executor.engines.interface import Engine
+from executor.transfer.endpoint import TransferEndpoint
+from executor.transfer.grpc_network import GrpcNetwork
+from executor.transfer.integrity import ModelIdentity
+
+
+def open_endpoint(
+    config: CacheTransceiverConfig,
+    engine: Engine,
+    engine_dir: EngineDirectory,
+    kv_dtype: str,
+    kv: KvCacheManager,
+    batch_manager: BatchManager,
+) -> TransferEndpoint:
+    """An endpoint that is not started yet.
+
+    Args:
+        config: validated.
+        engine: has the pool.
+        engine_dir: what it was opened from.
+        kv_dtype: what the pool keeps keys and values in.
+        kv: has the blocks.
+        batch_manager: has the requests.
+
+    Raises:
+        InvalidRequestError: `listen` is no address.
+        UnsupportedFeatureError: NIXL is not installed, or the pool not in main memory.
+    """
+    host, _, port = config.listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidRequestError(
+            f"cache_transceiver_config.listen is {config.listen!r}; it must be HOST:PORT",
+            field="cache_transceiver_config.listen",
+        )
+    return TransferEndpoint(
+        config.network or GrpcNetwork(),
+        config.listen,
+        engine,
+        ModelIdentity.of(engine_dir),
+        kv_dtype,
+        kv,
+        batch_manager,
+        config.kv_transfer_timeout_ms / 1000,
+    )

@@ -1,0 +1,219 @@
+"""One context on its way to this instance: which blocks come, piece by piece, and whether they came whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.transfer.integrity import checksums
+from executor.transfer.layout import KvLayout, convert_rows, gather, to_blocks
+from executor.transfer.messages import memory_from
+from executor.transfer.transport import (
+    PoolMemory,
+    Read,
+    ReadState,
+    Region,
+    Transport,
+    TransportError,
+    spans_between,
+    spans_to_staging,
+)
+from protos.inflight.v1 import transfer_pb2 as pb
+
+_PIECE_BYTES = 16 << 20
+"""A piece is as many whole checksum groups as fit: large enough to reach full bandwidth, small enough that one piece is
+checked while the next one comes."""
+
+_PIECES_IN_FLIGHT = 2
+
+
+class ReceptionError(Exception):
+    """The context will not come whole: `kind` says why in a word or two, for counting."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _Piece(NamedTuple):
+    """Whole checksum groups that are read together."""
+
+    begin_token: int
+    source_ids: Sequence[int]
+    checksums: Sequence[int]
+
+
+class BlockReader:
+    """Reads what an `OpenResponse` says into blocks of our pool. One thread makes all calls.
+
+    With equal layouts the bytes go from pool to pool. Otherwise they come into a staging buffer of one piece, are
+    checked there, laid out anew, and copied to the pool.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        regions: Sequence[NDArray[np.uint8]],
+        layout: KvLayout,
+        peer_layout: KvLayout,
+        block_ids: Sequence[int],
+        opened: pb.OpenResponse,
+        first_token: int,
+    ) -> None:
+        """Plan the reads.
+
+        Args:
+            transport: carries them out.
+            regions: our pool.
+            layout: of our pool.
+            peer_layout: of the peer's.
+            block_ids: our block table, from token 0 on.
+            opened: what the peer said.
+            first_token: the first token that is missing here, the start of one of our blocks.
+
+        Raises:
+            ReceptionError: what the peer said does not fit together.
+        """
+        self._transport = transport
+        self._regions = regions
+        self._layout = layout
+        self._peer_layout = peer_layout
+        self._block_ids = block_ids
+        self._source: PoolMemory = memory_from(opened.memory)
+        self._first_token = first_token
+        self._end_token = opened.end_token
+        self._is_direct = peer_layout == layout
+        self._pieces = deque(self._plan(opened))
+        self._reads: deque[tuple[_Piece, Read, NDArray[np.uint8] | None]] = deque()
+        self._targets = [Region.of(region) for region in regions]
+        num_layers, two, num_heads, _, row = layout.block_shape
+        self._rows = np.zeros((num_layers, two, num_heads, 0, row), np.uint8)
+        """Staged and checked, but not yet a whole block of ours: `[layers, 2, heads, tokens, row]`."""
+        self.num_bytes = len(opened.block_ids) * peer_layout.bytes_per_block
+
+    def _plan(self, opened: pb.OpenResponse) -> list[_Piece]:
+        size = self._peer_layout.tokens_per_block
+        num_blocks = -(-(opened.end_token - opened.begin_token) // size)
+        group = opened.blocks_per_checksum
+        fits = (
+            opened.begin_token % size == 0
+            and opened.begin_token <= self._first_token < opened.end_token
+            and (not self._is_direct or opened.begin_token == self._first_token)
+            and len(opened.block_ids) == num_blocks
+            and group > 0
+            and len(opened.checksums) == -(-num_blocks // group)
+            and -(-opened.end_token // self._layout.tokens_per_block) <= len(self._block_ids)
+            and self._source.transport == self._transport.name
+        )
+        if not fits:
+            raise ReceptionError("bad answer", "the peer's answer to Open does not fit together")
+        num_groups = max(1, _PIECE_BYTES // (group * self._peer_layout.bytes_per_block))
+        return [
+            _Piece(
+                opened.begin_token + begin * group * size,
+                list(opened.block_ids[begin * group : (begin + num_groups) * group]),
+                list(opened.checksums[begin : begin + num_groups]),
+            )
+            for begin in range(0, len(opened.checksums), num_groups)
+        ]
+
+    def advance(self) -> bool:
+        """Go on as far as that is possible without waiting; whether everything is there and proved whole.
+
+        Raises:
+            ReceptionError: it will never be. Reads may still be in flight: `cancel` until it says otherwise.
+        """
+        self._post()
+        while self._reads:
+            piece, read, staging = self._reads[0]
+            state = read.poll()
+            if state is ReadState.IN_PROGRESS:
+                return False
+            self._reads.popleft()
+            self._release(staging)
+            if state is ReadState.FAILED:
+                raise ReceptionError("read failed", "the peer's memory could not be read")
+            self._post()
+            self._take(piece, staging)
+        return True
+
+    def _post(self) -> None:
+        while self._pieces and len(self._reads) < _PIECES_IN_FLIGHT:
+            piece = self._pieces.popleft()
+            try:
+                staging, spans = self._spans(piece)
+            except TransportError as error:
+                raise ReceptionError("bad answer", str(error)) from error
+            try:
+                read = self._transport.read(self._source, spans)
+            except TransportError as error:
+                self._release(staging)
+                raise ReceptionError("read refused", str(error)) from error
+            self._reads.append((piece, read, staging))
+
+    def _spans(self, piece: _Piece) -> tuple[NDArray[np.uint8] | None, NDArray[np.uint64]]:
+        if self._is_direct:
+            targets = self._targets_of(piece)
+            return None, spans_between(self._source.regions, piece.source_ids, self._targets, targets)
+        staging = np.zeros((len(piece.source_ids), self._peer_layout.bytes_per_block), np.uint8)
+        if sum(region.bytes_per_block for region in self._source.regions) != staging.shape[1]:
+            raise TransportError("the peer's regions do not add up to its blocks")
+        self._transport.register([staging])
+        return staging, spans_to_staging(self._source.regions, piece.source_ids, Region.of(staging))
+
+    def _targets_of(self, piece: _Piece) -> Sequence[int]:
+        first = piece.begin_token // self._layout.tokens_per_block
+        return self._block_ids[first : first + len(piece.source_ids)]
+
+    def _take(self, piece: _Piece, staging: NDArray[np.uint8] | None) -> None:
+        """A piece is there: prove it whole and, if it was staged, bring it into the pool."""
+        if staging is None:
+            found = checksums(self._regions, self._targets_of(piece))
+        else:
+            found = checksums(_split(staging, self._source.regions), range(len(staging)))
+        if found != list(piece.checksums):
+            raise ReceptionError("checksum", "blocks are not what the peer sent: their checksum differs")
+        if staging is not None:
+            self._relayout(piece, staging)
+
+    def _relayout(self, piece: _Piece, staging: NDArray[np.uint8]) -> None:
+        """Write as many whole blocks as there are rows for; the last block may be short."""
+        held = len(piece.source_ids) * self._peer_layout.tokens_per_block
+        num_tokens = min(held, self._end_token - piece.begin_token)
+        rows = gather([(self._peer_layout, staging)], self._layout, num_tokens)
+        if self._peer_layout.dtype != self._layout.dtype:
+            rows = convert_rows(rows, self._peer_layout.dtype, self._layout.dtype)
+        skipped = max(0, self._first_token - piece.begin_token)
+        rows = np.concatenate([self._rows, rows[:, :, :, skipped:]], 3)
+        size, end = self._layout.tokens_per_block, piece.begin_token + num_tokens
+        num_ready = rows.shape[3] if end == self._end_token else rows.shape[3] // size * size
+        blocks = to_blocks(rows[:, :, :, :num_ready], self._layout)
+        for index, block in enumerate(blocks, (end - rows.shape[3]) // size):
+            for region, part in zip(self._regions, _parts(block, self._targets), strict=True):
+                region[self._block_ids[index]] = part
+        self._rows = rows[:, :, :, num_ready:]
+
+    def cancel(self) -> bool:
+        """Ask all reads to end; whether nothing will be written any more."""
+        self._pieces.clear()
+        while self._reads and self._reads[0][1].cancel():
+            self._release(self._reads.popleft()[2])
+        return not self._reads
+
+    def _release(self, staging: NDArray[np.uint8] | None) -> None:
+        if staging is not None:
+            self._transport.unregister([staging])
+
+
+def _split(staging: NDArray[np.uint8], regions: Sequence[Region]) -> list[NDArray[np.uint8]]:
+    """A staging array's columns, region by region, as the sender's checksums take them."""
+    ends = np.cumsum([region.bytes_per_block for region in regions])
+    return [np.ascontiguousarray(part) for part in np.split(staging, ends[:-1], axis=1)]
+
+
+def _parts(block: NDArray[np.uint8], regions: Sequence[Region]) -> list[NDArray[np.uint8]]:
+    return list(np.split(block, np.cumsum([region.bytes_per_block for region in regions])[:-1]))
