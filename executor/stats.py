@@ -32,6 +32,7 @@ from executor.api.stats import (
     StaticBatchingStats,
 )
 from executor.engines.interface import EngineSpec
+from executor.kv_upkeep import KvUpkeep
 from executor.live_request import LiveSequence
 
 
@@ -62,12 +63,14 @@ class StatsRecorder:
         self,
         batch_manager: BatchManager,
         kv: KvCacheManager,
+        kv_upkeep: KvUpkeep,
         spec: EngineSpec,
         batching_type: BatchingType,
         limits: StatsLimits,
     ) -> None:
         self._batch_manager = batch_manager
         self._kv = kv
+        self._kv_upkeep = kv_upkeep
         self._spec = spec
         self._is_static = batching_type is BatchingType.STATIC
         self._lock = threading.Lock()
@@ -178,6 +181,16 @@ class StatsRecorder:
             reused_blocks=stats.reused_blocks,
             missed_blocks=stats.missed_blocks,
             cache_hit_rate=stats.cache_hit_rate,
+            host_max_blocks=stats.host.num_blocks,
+            host_used_blocks=stats.host.used_blocks,
+            disk_max_blocks=stats.disk.num_blocks,
+            disk_used_blocks=stats.disk.used_blocks,
+            offloaded_blocks=stats.offloaded_blocks,
+            onboarded_blocks=stats.onboarded_blocks,
+            failed_transfers=stats.failed_transfers,
+            failures_by_kind=self._kv_upkeep.failures(),
+            pinned_blocks=stats.pinned_blocks,
+            leaked_blocks=stats.quarantined_blocks,
         )
 
     def _static_stats(self, plan: IterationPlan, num_tokens: int) -> StaticBatchingStats:

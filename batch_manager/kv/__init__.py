@@ -8,6 +8,7 @@ from batch_manager.kv.errors import (
     KvCacheError,
     KvInvariantError,
     PinError,
+    PinQuotaError,
     StaleReuseError,
     StepOrderError,
 )
@@ -15,10 +16,10 @@ from batch_manager.kv.events import CacheTier, KvCacheEvent, KvCacheMirror
 from batch_manager.kv.eviction import EvictionStrategy
 from batch_manager.kv.ledger import BlockCounts, Leak, Ledger, LedgerEntry, OwnerKind
 from batch_manager.kv.manager import KvCacheManager
-from batch_manager.kv.pins import Pin
+from batch_manager.kv.pins import Pin, PinnedPath
 from batch_manager.kv.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from batch_manager.kv.reuse import PartialReuse, Reuse
-from batch_manager.kv.stats import KvCacheStats
+from batch_manager.kv.stats import KvCacheStats, TierStats
 from batch_manager.kv.transfers import BlockTransfer
 
 __all__ = [
@@ -44,8 +45,11 @@ __all__ = [
     "PartialReuse",
     "Pin",
     "PinError",
+    "PinQuotaError",
+    "PinnedPath",
     "Reuse",
     "StaleReuseError",
     "StepOrderError",
+    "TierStats",
     "TokenRangeRetentionConfig",
 ]

@@ -24,7 +24,11 @@ class StepOrderError(KvCacheError):
 
 
 class PinError(KvCacheError):
-    """A prefix cannot be pinned: it is not cached, or the quota is used up. Says which, with the numbers."""
+    """A prefix cannot be pinned: it is not in the device pool."""
+
+
+class PinQuotaError(PinError):
+    """A prefix cannot be pinned: too much is. Says so with the numbers."""
 
 
 class KvInvariantError(KvCacheError):

@@ -33,6 +33,8 @@ class LedgerEntry(NamedTuple):
     kind: OwnerKind
     owner: str
     """For people, such as `request 7`."""
+    owner_id: int | None
+    """Of the request, lease, transfer or step; the tree has none."""
     iteration: int | None
     """In which the owner took the block."""
     call: str | None
@@ -100,23 +102,25 @@ def _entries(manager: KvCacheManager) -> Iterator[LedgerEntry]:
         owner = f"lease {lease.lease_id} ({lease.owner})"
         blocks = {node.block_id for node in _kept_by(manager, lease.nodes)}.union(lease.private_blocks)
         for block_id in blocks:
-            yield LedgerEntry(block_id, OwnerKind.LEASE, owner, lease.iteration, lease.call)
+            yield LedgerEntry(block_id, OwnerKind.LEASE, owner, lease.lease_id, lease.iteration, lease.call)
     if manager.cache.transfers is not None:
         for order, node in manager.cache.transfers.in_flight.values():
             if CacheTier.DEVICE in (order.source_tier, order.target_tier):
                 owner = f"transfer {order.transfer_id}"
                 for kept in _kept_by(manager, [node]):
-                    yield LedgerEntry(kept.block_id, OwnerKind.TRANSFER, owner, None, "take_transfers")
+                    yield LedgerEntry(
+                        kept.block_id, OwnerKind.TRANSFER, owner, order.transfer_id, None, "take_transfers"
+                    )
     for iteration, released in manager.pool.fences.behind.items():
         for block_id in released.private_blocks:
-            yield LedgerEntry(block_id, OwnerKind.STEP, f"step {iteration}", iteration, "release")
+            yield LedgerEntry(block_id, OwnerKind.STEP, f"step {iteration}", iteration, iteration, "release")
     for block_id, cached in enumerate(manager.pool.cached):
         if cached is None:
             continue
         if cached.fence != NOT_FENCED:
-            yield LedgerEntry(block_id, OwnerKind.STEP, f"step {cached.fence}", cached.fence, "release")
+            yield LedgerEntry(block_id, OwnerKind.STEP, f"step {cached.fence}", cached.fence, cached.fence, "release")
         elif not cached.num_holds:
-            yield LedgerEntry(block_id, OwnerKind.TREE, "tree", None, None)
+            yield LedgerEntry(block_id, OwnerKind.TREE, "tree", None, None, None)
 
 
 def _entries_of_holding(kind: OwnerKind, holding: Holding) -> Iterator[LedgerEntry]:
@@ -126,7 +130,7 @@ def _entries_of_holding(kind: OwnerKind, holding: Holding) -> Iterator[LedgerEnt
     for grant, end in zip(holding.grants, ends, strict=True):
         for block_id in block_ids[grant.first_index : end]:
             if block_id != NO_BLOCK:
-                yield LedgerEntry(block_id, kind, owner, grant.iteration, grant.call)
+                yield LedgerEntry(block_id, kind, owner, holding.request.request_id, grant.iteration, grant.call)
 
 
 def _kept_by(manager: KvCacheManager, held: Iterable[CachedBlock]) -> Iterator[CachedBlock]:

@@ -128,7 +128,8 @@ class KvCacheManager(BlockTables):
         Only tokens, adapter, salt and multimodal items of `request` matter; it need not run.
 
         Raises:
-            PinError: no full block of it is in the device pool, or the quota (`max_pinned_fraction`) is used up.
+            PinError: no full block of it is in the device pool.
+            PinQuotaError: the quota (`max_pinned_fraction`) is used up.
         """
         return self.pins.pin(self.cache.find_resident(request), self.cache, self.next_iteration, seconds)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from batch_manager.kv.block import CachedBlock
 from batch_manager.kv.cache import PrefixCache
-from batch_manager.kv.errors import BlockOwnershipError, PinError
+from batch_manager.kv.errors import BlockOwnershipError, PinError, PinQuotaError
 from batch_manager.kv.leases import LeaseBook
 
 
@@ -17,6 +17,17 @@ class Pin(NamedTuple):
     num_tokens: int
     """Tokens of the prefix that are pinned: whole blocks."""
     num_blocks: int
+
+
+class PinnedPath(NamedTuple):
+    """A pin as the account of blocks shows it."""
+
+    pin_id: int
+    block_ids: list[int]
+    iteration: int
+    """In which it was taken."""
+    expires_at: float | None
+    """On the manager's clock; `None`: it stays until `unpin`."""
 
 
 class PinBook:
@@ -37,13 +48,14 @@ class PinBook:
         """Pin the blocks of `path`, which are on the device.
 
         Raises:
-            PinError: `path` is empty, or needs more blocks than the quota has left.
+            PinError: `path` is empty.
+            PinQuotaError: it needs more blocks than the quota has left.
         """
         if not path:
             raise PinError("no full block of this prefix is cached; compute it first, then pin it")
         added = sum(node not in self._num_pins for node in path)
         if self.num_pinned_blocks + added > self.quota:
-            raise PinError(
+            raise PinQuotaError(
                 f"pinning {len(path)} blocks takes {added} more, but {self.num_pinned_blocks} of at most {self.quota} "
                 "are pinned already; unpin something or raise max_pinned_fraction"
             )
@@ -52,6 +64,18 @@ class PinBook:
         self._paths[lease.lease_id] = path
         self._num_pins.update(path)
         return Pin(lease.lease_id, len(path) * cache.tokens_per_block, len(path))
+
+    def pins(self) -> list[PinnedPath]:
+        """Every pin, the oldest first."""
+        leases = self._leases.leases
+        return [
+            PinnedPath(pin_id, [node.block_id for node in path], leases[pin_id].iteration, leases[pin_id].expires_at)
+            for pin_id, path in self._paths.items()
+        ]
+
+    def now(self) -> float:
+        """On the clock of `expires_at`."""
+        return self._clock()
 
     def unpin(self, pin_id: int) -> None:
         """Raises `BlockOwnershipError` when there is no such pin."""

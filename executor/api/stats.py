@@ -52,6 +52,23 @@ class KvCacheStats(_ToJson):
     missed_blocks: int = 0
     """Full blocks of prompts that were not cached."""
     cache_hit_rate: float = 0.0
+    host_max_blocks: int = addition(0)
+    """Blocks that fit into `host_cache_size`."""
+    host_used_blocks: int = addition(0)
+    disk_max_blocks: int = addition(0)
+    """Blocks that fit into `disk_cache_size`."""
+    disk_used_blocks: int = addition(0)
+    offloaded_blocks: int = addition(0)
+    """Copied out of the pool, or from main memory to disk."""
+    onboarded_blocks: int = addition(0)
+    """Brought back into the pool."""
+    failed_transfers: int = addition(0)
+    """Copies that failed; each failed load is a miss."""
+    failures_by_kind: dict[str, int] = addition(default_factory=dict)
+    """Those, by what happened: `damaged`, `short file`, `ENOSPC`, ..."""
+    pinned_blocks: int = addition(0)
+    leaked_blocks: int = addition(0)
+    """Found in nobody's use when idle, and not used again."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from executor.api.errors import RequestError
@@ -121,7 +121,7 @@ class LatestIteration(Collector):
         """Nothing: which gauges there are is known when they are collected."""
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         stats = self._feed.latest
         if stats is None:
             return
@@ -130,6 +130,7 @@ class LatestIteration(Collector):
         batch = stats.inflight_batching_stats
         yield _gauge("inflight_live_requests", "Requests by state.", "state", requests)
         yield _gauge("inflight_kv_cache_blocks", "KV cache blocks.", "kind", blocks)
+        yield from _tier_families(stats)
         yield self._triton("nv_trt_llm_request_metrics", "Requests.", "request_type", requests)
         yield self._triton(
             "nv_trt_llm_runtime_memory_metrics",
@@ -186,6 +187,35 @@ def _block_gauges(stats: IterationStats) -> dict[str, float]:
         "reused": cache.reused_blocks,
         "fraction": cache.used_num_blocks / cache.max_num_blocks if cache.max_num_blocks else 0.0,
     }
+
+
+def _tier_families(stats: IterationStats) -> Iterator[Metric]:
+    """The tiers below the pool; nothing where there are none."""
+    cache = stats.kv_cache_stats
+    if cache is None:
+        return
+    yield GaugeMetricFamily(
+        "inflight_kv_cache_leaked_blocks", "Blocks found leaked when idle, and quarantined.", cache.leaked_blocks
+    )
+    if not (cache.host_max_blocks or cache.disk_max_blocks):
+        return
+    tiers = GaugeMetricFamily(
+        "inflight_kv_cache_tier_blocks", "KV cache blocks below the pool.", labels=["tier", "kind"]
+    )
+    for tier, num_blocks, num_used in (
+        ("host", cache.host_max_blocks, cache.host_used_blocks),
+        ("disk", cache.disk_max_blocks, cache.disk_used_blocks),
+    ):
+        tiers.add_metric([tier, "max"], num_blocks)
+        tiers.add_metric([tier, "used"], num_used)
+    yield tiers
+    transfers = CounterMetricFamily(
+        "inflight_kv_cache_transfers", "Blocks copied between tiers, by outcome.", labels=["outcome"]
+    )
+    transfers.add_metric(["offloaded"], cache.offloaded_blocks)
+    transfers.add_metric(["onboarded"], cache.onboarded_blocks)
+    transfers.add_metric(["failed"], cache.failed_transfers)
+    yield transfers
 
 
 def _gauge(name: str, documentation: str, label: str, values: dict[str, float]) -> GaugeMetricFamily:

@@ -14,6 +14,7 @@ from batch_manager.kv import (
     KvCacheManager,
     KvCacheRetentionConfig,
     PinError,
+    PinQuotaError,
     TokenRangeRetentionConfig,
 )
 from tests.batch_manager.kv_helpers import Requests, blocks_of, manager
@@ -156,7 +157,7 @@ def test_pins_share_blocks_and_are_refused_beyond_the_quota_with_the_numbers() -
     requests.serve([1] * 12)
     requests.serve([1] * 8 + [2] * 8)
     first = kv.pin(requests.new([1] * 12))
-    with pytest.raises(PinError, match="takes 2 more, but 3 of at most 4 are pinned"):
+    with pytest.raises(PinQuotaError, match="takes 2 more, but 3 of at most 4 are pinned"):
         kv.pin(requests.new([1] * 8 + [2] * 8))
     second = kv.pin(requests.new([1] * 8 + [2] * 4))
     kv.unpin(first.pin_id)

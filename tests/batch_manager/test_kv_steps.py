@@ -109,10 +109,10 @@ def test_the_ledger_names_owner_iteration_and_call_of_every_held_block() -> None
     requests.kv.release(requests.admit([5]))
     lease = kv.lease(request, "peer 7")
     entries = kv.ledger().entries
-    assert LedgerEntry(0, OwnerKind.REQUEST, "request 1", 5, "allocate, found in the cache") in entries
-    assert LedgerEntry(2, OwnerKind.REQUEST, "request 1", 5, "allocate") in entries
-    assert LedgerEntry(3, OwnerKind.STEP, "step 4", 4, "release") in entries
-    assert LedgerEntry(1, OwnerKind.LEASE, f"lease {lease} (peer 7)", 5, "lease") in entries
+    assert LedgerEntry(0, OwnerKind.REQUEST, "request 1", 1, 5, "allocate, found in the cache") in entries
+    assert LedgerEntry(2, OwnerKind.REQUEST, "request 1", 1, 5, "allocate") in entries
+    assert LedgerEntry(3, OwnerKind.STEP, "step 4", 4, 4, "release") in entries
+    assert LedgerEntry(1, OwnerKind.LEASE, f"lease {lease} (peer 7)", lease, 5, "lease") in entries
     assert kv.ledger().counts == (4, 3, 0, 1)
 
 

@@ -129,7 +129,7 @@ def test_the_json_has_upstreams_keys(open_executor: OpenExecutor) -> None:
         *("inflightBatchingStats", "specDecodingStats"),
     }
     assert data["staticBatchingStats"] is data["specDecodingStats"] is None
-    assert set(data["kvCacheStats"]) == {
+    assert set(data["kvCacheStats"]) >= {
         *("maxNumBlocks", "freeNumBlocks", "usedNumBlocks", "tokensPerBlock", "allocTotalBlocks", "allocNewBlocks"),
         *("reusedBlocks", "missedBlocks", "cacheHitRate"),
     }
