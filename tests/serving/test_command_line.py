@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -31,10 +30,8 @@ from executor.cli import app
 from executor.client import AsyncGeneration, AsyncInferenceClient, ChatMessage, Delta, Finished, InferenceClient
 from executor.serving.request_log import LineFormatter
 from protos.inflight.v1 import control_pb2, control_pb2_grpc
+from tests.serving.server_process import ROOT, serving
 from tests.serving.tiny_engine_dir import build_tiny_engine
-
-ROOT = Path(__file__).parent.parent.parent
-EXECUTOR = [sys.executable, "-c", "from executor.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -45,27 +42,6 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_executor(*arguments: str | Path, said: str = "") -> Result:
     """The command in this process: importing the libraries again for each test would take most of the time."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=said)
-
-
-@contextmanager
-def serving(engine_dir: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process, and where it listens."""
-    process = subprocess.Popen(
-        [*EXECUTOR, "serve", str(engine_dir), "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        match = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", line)
-        assert match is not None, line + (process.stderr.read() if process.stderr is not None else "")
-        yield process, match[1]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture(scope="module")
