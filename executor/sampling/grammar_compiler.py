@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
 from executor.api.guided import GuidedDecodingParams, GuideType
+from executor.sampling.endless import check_lark_ends
 from executor.sampling.grammar import CompiledGrammar, GrammarVocabulary
 from executor.sampling.json_schema import parse_schema
 from executor.sampling.masks import mask_words
@@ -136,7 +137,9 @@ class GrammarCompiler:
             case GuideType.REGEX:
                 return str(LLMatcher.grammar_from_regex(params.guide))
             case GuideType.EBNF_GRAMMAR:
-                return str(LLMatcher.grammar_from_lark(_lark(params.guide)))
+                lark = _lark(params.guide)
+                check_lark_ends(lark)
+                return str(LLMatcher.grammar_from_lark(lark))
             case GuideType.STRUCTURAL_TAG:
                 lark = structural_tag_to_lark(params.guide, self._special_token)
                 return str(LLMatcher.grammar_from_lark(lark))

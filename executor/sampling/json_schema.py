@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
+from executor.sampling.endless import check_schema_ends
 
 _FIELD = "guided_decoding_params.guide"
 
@@ -41,7 +42,8 @@ def parse_schema(text: str) -> dict[str, Any]:
     """Read and check a schema.
 
     Raises:
-        InvalidRequestError: it is not JSON, not a schema, or `false`, which no value satisfies.
+        InvalidRequestError: it is not JSON, not a schema, `false`, which no value satisfies, or one whose values never
+            end.
         UnsupportedFeatureError: it has a keyword or format that cannot be enforced.
     """
     try:
@@ -52,6 +54,7 @@ def parse_schema(text: str) -> dict[str, Any]:
     if schema is False:
         raise InvalidRequestError(f"{_FIELD} is false, which no value satisfies", field=_FIELD)
     checked: dict[str, Any] = {} if schema is True else schema
+    check_schema_ends(checked)
     return checked
 
 

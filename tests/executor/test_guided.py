@@ -279,7 +279,7 @@ def test_what_a_schema_asks_for_and_cannot_be_enforced_is_refused_by_name(
         (GuideType.EBNF_GRAMMAR, 'root ::= "a" foo', "foo"),
         (GuideType.EBNF_GRAMMAR, 'root ::= "a', "is not a grammar"),
         (GuideType.EBNF_GRAMMAR, "start: (", ""),
-        (GuideType.EBNF_GRAMMAR, "root ::= root", "is refused: no text follows it"),
+        (GuideType.EBNF_GRAMMAR, "root ::= root", "never ends"),
         (GuideType.STRUCTURAL_TAG, "{}", "structural_tag"),
         (GuideType.STRUCTURAL_TAG, '{"type": "structural_tag", "structures": [], "triggers": ["<"]}', "structures"),
         (GuideType.STRUCTURAL_TAG, json.dumps(STRUCTURAL_TAG | {"triggers": ["<tool"]}), "must start with one of"),
@@ -293,6 +293,79 @@ def test_a_bad_guide_is_refused_with_what_is_wrong(
         compiler.compile(GuidedDecodingParams(kind, guide))
     assert message in caught.value.message
     assert "<state>" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        ('root ::= "a" root', "start"),
+        ('root ::= "x" | "a" more\nmore ::= "c" more', "more"),
+        ('root ::= "(" (root | "[" root "]")', "start"),
+        ('start: A more\nA: /[a-z]+/\nmore: "b" start | "c" start -> again', "start"),
+        ('start: %json {"type": "string"} more\nmore: ("," start)+', "start"),
+        ('root ::= item{2,3}\nitem ::= "a" item*  item', "start"),
+    ],
+)
+def test_a_grammar_that_never_ends_is_refused_with_its_rule(compiler: GrammarCompiler, grammar: str, rule: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"rule '{rule}' begins never ends"):
+        compiler.compile(GuidedDecodingParams(GuideType.EBNF_GRAMMAR, grammar))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a" root?',
+        'root ::= "a" root*  "// # root"',
+        'root ::= "(" (root | "x") ")" # root',
+        'root ::= "a" | "b" root',
+        'start: "a" [start] // start',
+        'start: %json {"type": "object", "properties": {"start": {}}} | "a" start\n%ignore /[ ]+/',
+        'start: "a" start{0,3}\n',
+        'start: /a|start/ more\nmore: "b" | /\\/x/ more',
+    ],
+)
+def test_a_grammar_that_may_end_is_taken(compiler: GrammarCompiler, grammar: str) -> None:
+    compiler.compile(GuidedDecodingParams(GuideType.EBNF_GRAMMAR, grammar))
+
+
+def linked(tail: dict[str, Any]) -> dict[str, Any]:
+    """An object with a required `next`, which is `tail`."""
+    return {"type": "object", "properties": {"next": tail}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (linked({"$ref": "#"}), "#"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#"),
+        (
+            {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": linked({"$ref": "#/$defs/a~1b"})}},
+            "#/anyOf/1",
+        ),
+        ({"type": "object", "properties": {"x": linked({"oneOf": [{"$ref": "#/properties/x"}]})}}, "#/properties/x"),
+    ],
+    ids=str,
+)
+def test_a_schema_whose_values_never_end_is_refused_with_its_place(
+    compiler: GrammarCompiler, schema: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=f"schema at {re.escape(place)} never ends"):
+        compiler.compile(json_schema(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        linked({"anyOf": [{"$ref": "#"}, {"type": "null"}]}),
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "array", "items": {"$ref": "#"}},
+        linked({"enum": [{"$ref": "#"}]}),
+        {"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    ],
+    ids=str,
+)
+def test_a_schema_that_refers_to_itself_and_may_end_is_taken(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    compiler.compile(json_schema(schema))
 
 
 def test_a_guide_that_is_too_large_is_refused_before_time_is_spent_on_it(compiler: GrammarCompiler) -> None:
