@@ -22,6 +22,7 @@ from batch_manager import (
 )
 from executor.api.config import BatchingType
 from executor.api.stats import (
+    TIMESTAMP_FORMAT,
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
@@ -150,7 +151,7 @@ class StatsRecorder:
         manager, spec = self._batch_manager, self._spec
         waited = sum(sequence.scheduled.receipt.queue_seconds for sequence in new)
         return IterationStats(
-            timestamp=datetime.now(UTC).strftime("%m-%d-%Y %H:%M:%S.%f"),
+            timestamp=datetime.now(UTC).strftime(TIMESTAMP_FORMAT),
             iter=plan.iteration,
             iter_latency_ms=times.whole * 1e3,
             engine_latency_ms=times.engine * 1e3,

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from executor.api.support import addition, never_set
 
+TIMESTAMP_FORMAT = "%m-%d-%Y %H:%M:%S.%f"
+"""Of `IterationStats.timestamp`, which is in UTC."""
+
 
 class _ToJson:
     __slots__ = ()
@@ -119,6 +122,7 @@ class IterationStats(_ToJson):
     _JSON_KEYS: ClassVar[dict[str, str]] = {"specdec_stats": "specDecodingStats"}
 
     timestamp: str = ""
+    """When it ended; see `TIMESTAMP_FORMAT`."""
     iter: int = 0
     iter_latency_ms: float = 0.0
     new_active_requests_queue_latency_ms: float = 0.0

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from executor.api.errors import RequestError
-from executor.api.stats import IterationStats
+from executor.api.stats import TIMESTAMP_FORMAT, IterationStats
 from executor.serving.request_record import RequestRecord
 from executor.serving.stats_feed import StatsFeed
 
@@ -153,7 +154,10 @@ class LatestIteration(Collector):
                 },
             )
         yield self._triton(
-            "nv_trt_llm_general_metrics", "The iteration.", "general_type", {"iteration_counter": stats.iter}
+            "nv_trt_llm_general_metrics",
+            "The iteration, and when it ended in microseconds since 1970.",
+            "general_type",
+            {"timestamp": _microseconds(stats.timestamp), "iteration_counter": stats.iter},
         )
 
     def _triton(self, name: str, documentation: str, label: str, values: dict[str, float]) -> GaugeMetricFamily:
@@ -162,6 +166,11 @@ class LatestIteration(Collector):
         for value_name, value in values.items():
             family.add_metric([*self._labels, value_name], value)
         return family
+
+
+def _microseconds(timestamp: str) -> float:
+    """Since 1970, of a time as `IterationStats` spells it."""
+    return datetime.strptime(timestamp, TIMESTAMP_FORMAT).replace(tzinfo=UTC).timestamp() * 1e6
 
 
 def _request_gauges(stats: IterationStats) -> dict[str, float]:

@@ -250,6 +250,7 @@ class FakeExecutor:
         contexts = [live for live in scheduled if live.generated == 1]
         self._stats.append(
             IterationStats(
+                timestamp="11-30-2026 12:00:00.250000",
                 iter=self._iteration,
                 num_active_requests=len(self._live),
                 num_completed_requests=len(scheduled) - len(self._live),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -355,16 +356,22 @@ async def test_metrics_have_names_of_our_own_and_those_of_the_triton_backend() -
     assert lines["inflight_iterations_total"] == "18.0"
     assert lines['inflight_live_requests{state="active"}'] == "0.0"
     assert lines['nv_llm_input_token_len_bucket{le="10.0"}'] == "3.0"
-    labels = 'model="fake",version="1"'
-    for name in (
-        f'nv_trt_llm_request_metrics{{{labels},request_type="active"}}',
-        f'nv_trt_llm_request_metrics{{{labels},request_type="waiting"}}',
-        f'nv_trt_llm_kv_cache_block_metrics{{{labels},kv_cache_block_type="free"}}',
-        f'nv_trt_llm_inflight_batcher_metrics{{{labels},inflight_batcher_specific_metric="generation_requests"}}',
-        f'nv_trt_llm_runtime_memory_metrics{{{labels},memory_type="cpu"}}',
-        f'nv_trt_llm_general_metrics{{{labels},general_type="iteration_counter"}}',
-    ):
-        assert _without_label_order(name) in map(_without_label_order, lines)
+    families = {
+        "nv_trt_llm_request_metrics": ("request_type", "active max scheduled context waiting"),
+        "nv_trt_llm_runtime_memory_metrics": ("memory_type", "cpu gpu pinned"),
+        "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block_type", "max free used tokens_per reused fraction"),
+        "nv_trt_llm_inflight_batcher_metrics": (
+            "inflight_batcher_specific_metric",
+            "total_context_tokens generation_requests micro_batch_id paused_requests",
+        ),
+        "nv_trt_llm_general_metrics": ("general_type", "timestamp iteration_counter"),
+    }
+    samples = {_without_label_order(name): value for name, value in lines.items()}
+    for family, (label, members) in families.items():
+        for member in members.split():
+            assert _without_label_order(f'{family}{{model="fake",version="1",{label}="{member}"}}') in samples
+    stamp = samples[_without_label_order(f'{family}{{model="fake",version="1",general_type="timestamp"}}')]
+    assert float(stamp) == datetime(2026, 11, 30, 12, 0, 0, 250_000, tzinfo=UTC).timestamp() * 1e6
 
 
 def _without_label_order(sample: str) -> tuple[str, frozenset[str]]:
