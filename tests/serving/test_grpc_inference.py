@@ -107,6 +107,13 @@ async def test_every_field_reaches_the_executor() -> None:
     )
 
 
+async def test_each_token_is_a_message_of_its_own_to_a_client_that_keeps_up() -> None:
+    """Streams once came all at their end."""
+    async with running_server(FakeExecutor(step_seconds=0.02)) as server:
+        events = await server.generate(text="abc", max_tokens=10, streaming=True)
+    assert [len(event.delta.token_ids) for event in events if event.HasField("delta")] == [1] * 10
+
+
 async def test_prompt_log_probs_come_with_the_end_of_the_output() -> None:
     async with running_server() as server:
         wanted = pb.OutputConfig(return_prompt_log_probs=True)
