@@ -7,6 +7,7 @@ import typer
 from executor.cli.chat import chat
 from executor.cli.dynamo_worker import dynamo_worker
 from executor.cli.generate import generate
+from executor.cli.kv import kv
 from executor.cli.serve import serve
 from executor.cli.triton_repo import triton_repo
 from executor.cli.triton_worker import triton_worker
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(chat)
+app.command()(kv)
 app.command()(dynamo_worker)
 app.command("triton-repo")(triton_repo)
 app.command("triton-worker", hidden=True)(triton_worker)

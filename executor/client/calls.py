@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +63,22 @@ def explain(request_id: str) -> Call[list[control_pb2.OutputExplanation]]:
 def receipt(request_id: str) -> Call[list[control_pb2.OutputReceipt]]:
     request = control_pb2.ReceiptRequest(request_id=request_id)
     return Call("Receipt", request, lambda response: list(response.outputs))
+
+
+def kv_ledger() -> Call[control_pb2.KvLedgerResponse]:
+    return Call("KvLedger", control_pb2.KvLedgerRequest(), _whole)
+
+
+def pin_prefix(token_ids: Sequence[int], cache_salt_id: int | None, seconds: float | None) -> Call[control_pb2.KvPin]:
+    try:
+        request = control_pb2.PinPrefixRequest(token_ids=token_ids, cache_salt_id=cache_salt_id, seconds=seconds)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"the prefix cannot be sent: {error}") from error
+    return Call("PinPrefix", request, lambda response: response.pin)
+
+
+def unpin_prefix(pin_id: int) -> Call[None]:
+    return Call("UnpinPrefix", control_pb2.UnpinPrefixRequest(pin_id=pin_id), _nothing)
 
 
 def pause() -> Call[None]:

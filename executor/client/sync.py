@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -113,6 +113,24 @@ class InferenceClient:
         """What each output of a request that has ended cost; raises `CallError` NOT_FOUND before that, and when too
         many have ended since."""
         return self._run(calls.receipt(request_id), timeout)
+
+    def kv_ledger(self, *, timeout: float | None = None) -> pb.KvLedgerResponse:
+        """Who holds which KV cache block, what the tiers hold, what is pinned."""
+        return self._run(calls.kv_ledger(), timeout)
+
+    def pin_prefix(
+        self,
+        token_ids: Sequence[int],
+        *,
+        cache_salt_id: int | None = None,
+        seconds: float | None = None,
+        timeout: float | None = None,
+    ) -> pb.KvPin:
+        """Keep what is cached of a prefix in the pool, for so many seconds or until `unpin_prefix`."""
+        return self._run(calls.pin_prefix(token_ids, cache_salt_id, seconds), timeout)
+
+    def unpin_prefix(self, pin_id: int, *, timeout: float | None = None) -> None:
+        self._run(calls.unpin_prefix(pin_id), timeout)
 
     def pause(self, *, timeout: float | None = None) -> None:
         """Run no iteration until `resume`."""

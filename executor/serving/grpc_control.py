@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
+from datetime import timedelta
 from importlib.metadata import version
 
 import grpc
@@ -15,6 +17,8 @@ from executor.serving.generation_request import check_request_id
 from executor.serving.grpc_control_messages import (
     iteration_message,
     kv_event_message,
+    kv_ledger_message,
+    kv_pin_message,
     limits_message,
     output_receipt_message,
     row_message,
@@ -178,6 +182,27 @@ class ControlServicer:
         return pb.ReceiptResponse(
             outputs=[output_receipt_message(index, receipt) for index, receipt in enumerate(receipts)]
         )
+
+    async def KvLedger(  # noqa: N802 - the .proto file's name
+        self, _request: pb.KvLedgerRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.KvLedgerResponse:
+        return kv_ledger_message(await asyncio.to_thread(self._executor.kv_ledger))
+
+    async def PinPrefix(  # noqa: N802 - the .proto file's name
+        self, request: pb.PinPrefixRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.PinPrefixResponse:
+        pin = self._executor.pin_prefix(
+            request.token_ids,
+            cache_salt_id=request.cache_salt_id if request.HasField("cache_salt_id") else None,
+            duration=timedelta(seconds=request.seconds) if request.HasField("seconds") else None,
+        )
+        return pb.PinPrefixResponse(pin=kv_pin_message(pin))
+
+    async def UnpinPrefix(  # noqa: N802 - the .proto file's name
+        self, request: pb.UnpinPrefixRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.UnpinPrefixResponse:
+        self._executor.unpin_prefix(request.pin_id)
+        return pb.UnpinPrefixResponse()
 
     async def KvEvents(  # noqa: N802 - the .proto file's name
         self, _request: pb.KvEventsRequest, context: grpc.aio.ServicerContext

@@ -6,14 +6,17 @@ from typing import assert_never
 
 from batch_manager import WaitCode, WaitReason
 from batch_manager.iteration_table import IterationRow
+from batch_manager.kv import OwnerKind
 from batch_manager.plan import Phase
 from executor.api import kv_cache
+from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
 from executor.api.stats import IterationStats
 from executor.live_limits import LiveLimits
 from executor.serving.grpc_messages import FINISH_REASONS
 from protos.inflight.v1 import control_pb2 as pb
 
+_OWNER_KINDS = {kind: pb.KvOwnerKind.Value(f"KV_OWNER_KIND_{kind.name}") for kind in OwnerKind}
 _PHASES = {Phase.CONTEXT: pb.PHASE_CONTEXT, Phase.GENERATION: pb.PHASE_GENERATION}
 
 
@@ -110,6 +113,41 @@ def output_receipt_message(output_index: int, receipt: RequestReceipt) -> pb.Out
 def _wait_code(code: WaitCode) -> pb.WaitCode:
     value: pb.WaitCode = pb.WaitCode.Value(f"WAIT_CODE_{code.name}")
     return value
+
+
+def kv_ledger_message(ledger: KvLedger) -> pb.KvLedgerResponse:
+    return pb.KvLedgerResponse(
+        counts=pb.KvBlockCounts(**ledger.counts._asdict()),
+        entries=[
+            pb.KvLedgerEntry(
+                block_id=entry.block_id,
+                owner_kind=_OWNER_KINDS[entry.kind],
+                owner=entry.owner,
+                owner_id=entry.owner_id,
+                iteration=entry.iteration,
+                call=entry.call,
+            )
+            for entry in ledger.entries
+        ],
+        lost_block_ids=ledger.lost_blocks,
+        host=pb.KvTier(max_num_blocks=ledger.host.num_blocks, used_num_blocks=ledger.host.used_blocks),
+        disk=pb.KvTier(max_num_blocks=ledger.disk.num_blocks, used_num_blocks=ledger.disk.used_blocks),
+        transfers=pb.KvTransferCounts(
+            offloaded=ledger.offloaded_blocks,
+            onboarded=ledger.onboarded_blocks,
+            failed=ledger.failed_transfers,
+            failed_by_kind=ledger.failures_by_kind,
+        ),
+        pins=[kv_pin_message(pin) for pin in ledger.pins],
+        max_pinned_blocks=ledger.max_pinned_blocks,
+        quarantined_blocks=ledger.quarantined_blocks,
+    )
+
+
+def kv_pin_message(pin: PinnedPrefix) -> pb.KvPin:
+    return pb.KvPin(
+        pin_id=pin.pin_id, num_tokens=pin.num_tokens, block_ids=pin.block_ids, seconds_left=pin.seconds_left
+    )
 
 
 def kv_event_message(event: kv_cache.KVCacheEvent) -> pb.KvEventsResponse:

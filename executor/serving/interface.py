@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 from batch_manager import WaitReason
 from batch_manager.iteration_table import IterationRow
 from executor.api.kv_cache import KVCacheEventManager
+from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
@@ -68,6 +70,20 @@ class ServedExecutor(Protocol):
 
     def get_latest_iteration_stats(self) -> Sequence[IterationStats]:
         """Iterations since the last call."""
+        ...
+
+    def kv_ledger(self) -> KvLedger:
+        """Who holds which KV block. O(blocks)."""
+        ...
+
+    def pin_prefix(
+        self, input_token_ids: Sequence[int], *, cache_salt_id: int | None = None, duration: timedelta | None = None
+    ) -> PinnedPrefix:
+        """Raises `RequestError` when nothing is cached of it, or too much is pinned."""
+        ...
+
+    def unpin_prefix(self, pin_id: int, /) -> None:
+        """Raises `InvalidRequestError` when there is no such pin."""
         ...
 
     def iteration_table(self) -> Sequence[IterationRow]:

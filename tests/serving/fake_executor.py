@@ -6,22 +6,26 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from batch_manager import Pause, UnknownRequestError, WaitCode, WaitReason
 from batch_manager.iteration_table import IterationRow
+from batch_manager.kv import BlockCounts, LedgerEntry, OwnerKind, TierStats
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor.api.errors import (
     EngineStepError,
     InvalidRequestError,
+    PinQuotaExceededError,
     QueueFullError,
     ReceiptNotFoundError,
     RequestError,
 )
 from executor.api.kv_cache import KVCacheEvent, KVCacheEventManager
+from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt, SequenceReceipt
 from executor.api.request import Request
 from executor.api.response import Response, Result, Usage
@@ -78,6 +82,7 @@ class FakeExecutor:
         self.cancelled: list[int] = []
         self.kv_events: list[KVCacheEvent] | None = None
         """What the next reader gets; `None`: events are not recorded."""
+        self.pins: list[PinnedPrefix] = []
         self.cpu_seconds = 0.0
         """What the loop's thread has used."""
         self.last_progress = time.monotonic()
@@ -153,6 +158,45 @@ class FakeExecutor:
 
     def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
         return None if self.kv_events is None else KVCacheEventManager(self._take_kv_events)
+
+    def kv_ledger(self) -> KvLedger:
+        entries = (
+            LedgerEntry(0, OwnerKind.REQUEST, "request 7", 7, 5, "allocate"),
+            LedgerEntry(1, OwnerKind.REQUEST, "request 7", 7, 5, "allocate"),
+            LedgerEntry(3, OwnerKind.TREE, "tree", None, None, None),
+        )
+        return KvLedger(
+            counts=BlockCounts(free=7, used=2, cached=1, leased=0),
+            entries=entries,
+            lost_blocks=(),
+            host=TierStats(20, 4),
+            disk=TierStats(0, 0),
+            offloaded_blocks=5,
+            onboarded_blocks=2,
+            failed_transfers=1,
+            failures_by_kind={"damaged": 1},
+            quarantined_blocks=0,
+            pins=tuple(self.pins),
+            max_pinned_blocks=2,
+        )
+
+    def pin_prefix(
+        self,
+        input_token_ids: Sequence[int],
+        *,
+        cache_salt_id: int | None = None,  # noqa: ARG002
+        duration: timedelta | None = None,
+    ) -> PinnedPrefix:
+        if self.pins:
+            raise PinQuotaExceededError("pinned already")
+        left = None if duration is None else duration.total_seconds()
+        self.pins.append(PinnedPrefix(1, len(input_token_ids) // 16 * 16, (3,), left))
+        return self.pins[0]
+
+    def unpin_prefix(self, pin_id: int) -> None:
+        if [pin.pin_id for pin in self.pins] != [pin_id]:
+            raise InvalidRequestError(f"pin {pin_id} is not there", field="pin_id")
+        self.pins.clear()
 
     def _take_kv_events(self, _seconds: float | None) -> list[KVCacheEvent]:
         taken, self.kv_events = list(self.kv_events or ()), []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from typer.testing import CliRunner
 
 from batch_manager import WaitCode, WaitReason
 from executor.api.kv_cache import (
@@ -22,6 +25,7 @@ from executor.api.kv_cache import (
     UniqueToken,
 )
 from executor.api.request import Request
+from executor.cli import app
 from executor.serving.grpc_control_messages import wait_reason_message
 from executor.serving.grpc_messages import SCHEMA_REVISION
 from executor.serving.progress import ProgressMonitor
@@ -83,6 +87,50 @@ async def test_iteration_stats_stream_to_every_subscriber() -> None:
         load = await server.control.Load(pb.LoadRequest())
         assert load.num_unfinished_requests == 0
         assert load.latest_iteration.iteration == 20
+
+
+async def test_the_account_of_kv_blocks_names_their_owners() -> None:
+    async with running_server() as server:
+        ledger = await server.control.KvLedger(pb.KvLedgerRequest())
+    assert (ledger.counts.free, ledger.counts.used, ledger.counts.cached) == (7, 2, 1)
+    request, _, tree = ledger.entries
+    assert (request.owner_kind, request.owner_id, request.iteration) == (pb.KV_OWNER_KIND_REQUEST, 7, 5)
+    assert (tree.owner_kind, tree.HasField("owner_id")) == (pb.KV_OWNER_KIND_TREE, False)
+    assert (ledger.host.used_num_blocks, dict(ledger.transfers.failed_by_kind)) == (4, {"damaged": 1})
+
+
+async def test_a_prefix_is_pinned_and_unpinned_within_its_quota() -> None:
+    async with running_server() as server:
+        asked = pb.PinPrefixRequest(token_ids=[1] * 20, seconds=2.5)
+        pin = (await server.control.PinPrefix(asked)).pin
+        assert (pin.num_tokens, pin.seconds_left) == (16, 2.5)
+        assert [each.pin_id for each in (await server.control.KvLedger(pb.KvLedgerRequest())).pins] == [pin.pin_id]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.control.PinPrefix(asked)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await server.control.UnpinPrefix(pb.UnpinPrefixRequest(pin_id=pin.pin_id))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.control.UnpinPrefix(pb.UnpinPrefixRequest(pin_id=pin.pin_id))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_executor_kv_shows_owners_tiers_and_pins() -> None:
+    async with running_server() as server:
+        await server.control.PinPrefix(pb.PinPrefixRequest(token_ids=[1] * 16))
+        shown = await asyncio.to_thread(CliRunner().invoke, app, ["kv", server.target])
+        as_json = await asyncio.to_thread(CliRunner().invoke, app, ["kv", server.target, "--json"])
+    assert shown.exit_code == 0
+    assert re.search(r"0 to 1 +request 7 +request +5 +allocate +2", shown.output)
+    for line in (
+        "pool: 7 free, 2 used, 1 cached, 0 leased",
+        "host: 4 of 20 blocks used",
+        "copies: 5 offloaded, 2 onboarded, 1 failed (damaged 1)",
+        "pin 1: 16 tokens, blocks 3, until unpinned",
+    ):
+        assert line in shown.output
+    ledger = json.loads(as_json.output)
+    assert ledger["counts"] == {"free": 7, "used": 2, "cached": 1, "leased": 0}
+    assert ledger["entries"][0]["owner"] == "request 7"
 
 
 async def test_a_paused_server_takes_requests_and_runs_them_when_resumed() -> None:

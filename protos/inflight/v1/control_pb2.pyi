@@ -36,6 +36,16 @@ class WaitCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_CODE_PAUSED_BY_OPERATOR: _ClassVar[WaitCode]
     WAIT_CODE_DRAINING: _ClassVar[WaitCode]
 
+class KvOwnerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_OWNER_KIND_UNSPECIFIED: _ClassVar[KvOwnerKind]
+    KV_OWNER_KIND_REQUEST: _ClassVar[KvOwnerKind]
+    KV_OWNER_KIND_QUARANTINE: _ClassVar[KvOwnerKind]
+    KV_OWNER_KIND_LEASE: _ClassVar[KvOwnerKind]
+    KV_OWNER_KIND_TRANSFER: _ClassVar[KvOwnerKind]
+    KV_OWNER_KIND_STEP: _ClassVar[KvOwnerKind]
+    KV_OWNER_KIND_TREE: _ClassVar[KvOwnerKind]
+
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
@@ -63,6 +73,13 @@ WAIT_CODE_REMOTE_KV: WaitCode
 WAIT_CODE_GRAMMAR: WaitCode
 WAIT_CODE_PAUSED_BY_OPERATOR: WaitCode
 WAIT_CODE_DRAINING: WaitCode
+KV_OWNER_KIND_UNSPECIFIED: KvOwnerKind
+KV_OWNER_KIND_REQUEST: KvOwnerKind
+KV_OWNER_KIND_QUARANTINE: KvOwnerKind
+KV_OWNER_KIND_LEASE: KvOwnerKind
+KV_OWNER_KIND_TRANSFER: KvOwnerKind
+KV_OWNER_KIND_STEP: KvOwnerKind
+KV_OWNER_KIND_TREE: KvOwnerKind
 PHASE_UNSPECIFIED: Phase
 PHASE_CONTEXT: Phase
 PHASE_GENERATION: Phase
@@ -406,6 +423,125 @@ class KvEventsOverflow(_message.Message):
     NUM_LOST_EVENTS_FIELD_NUMBER: _ClassVar[int]
     num_lost_events: int
     def __init__(self, num_lost_events: _Optional[int] = ...) -> None: ...
+
+class KvLedgerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvLedgerResponse(_message.Message):
+    __slots__ = ("counts", "entries", "lost_block_ids", "host", "disk", "transfers", "pins", "max_pinned_blocks", "quarantined_blocks")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    counts: KvBlockCounts
+    entries: _containers.RepeatedCompositeFieldContainer[KvLedgerEntry]
+    lost_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    host: KvTier
+    disk: KvTier
+    transfers: KvTransferCounts
+    pins: _containers.RepeatedCompositeFieldContainer[KvPin]
+    max_pinned_blocks: int
+    quarantined_blocks: int
+    def __init__(self, counts: _Optional[_Union[KvBlockCounts, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[KvLedgerEntry, _Mapping]]] = ..., lost_block_ids: _Optional[_Iterable[int]] = ..., host: _Optional[_Union[KvTier, _Mapping]] = ..., disk: _Optional[_Union[KvTier, _Mapping]] = ..., transfers: _Optional[_Union[KvTransferCounts, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[KvPin, _Mapping]]] = ..., max_pinned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ...) -> None: ...
+
+class KvBlockCounts(_message.Message):
+    __slots__ = ("free", "used", "cached", "leased")
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    free: int
+    used: int
+    cached: int
+    leased: int
+    def __init__(self, free: _Optional[int] = ..., used: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ...) -> None: ...
+
+class KvLedgerEntry(_message.Message):
+    __slots__ = ("block_id", "owner_kind", "owner", "owner_id", "iteration", "call")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_KIND_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    block_id: int
+    owner_kind: KvOwnerKind
+    owner: str
+    owner_id: int
+    iteration: int
+    call: str
+    def __init__(self, block_id: _Optional[int] = ..., owner_kind: _Optional[_Union[KvOwnerKind, str]] = ..., owner: _Optional[str] = ..., owner_id: _Optional[int] = ..., iteration: _Optional[int] = ..., call: _Optional[str] = ...) -> None: ...
+
+class KvTier(_message.Message):
+    __slots__ = ("max_num_blocks", "used_num_blocks")
+    MAX_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USED_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    max_num_blocks: int
+    used_num_blocks: int
+    def __init__(self, max_num_blocks: _Optional[int] = ..., used_num_blocks: _Optional[int] = ...) -> None: ...
+
+class KvTransferCounts(_message.Message):
+    __slots__ = ("offloaded", "onboarded", "failed", "failed_by_kind")
+    class FailedByKindEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    OFFLOADED_FIELD_NUMBER: _ClassVar[int]
+    ONBOARDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BY_KIND_FIELD_NUMBER: _ClassVar[int]
+    offloaded: int
+    onboarded: int
+    failed: int
+    failed_by_kind: _containers.ScalarMap[str, int]
+    def __init__(self, offloaded: _Optional[int] = ..., onboarded: _Optional[int] = ..., failed: _Optional[int] = ..., failed_by_kind: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class KvPin(_message.Message):
+    __slots__ = ("pin_id", "num_tokens", "block_ids", "seconds_left")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    pin_id: int
+    num_tokens: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    seconds_left: float
+    def __init__(self, pin_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., seconds_left: _Optional[float] = ...) -> None: ...
+
+class PinPrefixRequest(_message.Message):
+    __slots__ = ("token_ids", "cache_salt_id", "seconds")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cache_salt_id: int
+    seconds: float
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., cache_salt_id: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class PinPrefixResponse(_message.Message):
+    __slots__ = ("pin",)
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pin: KvPin
+    def __init__(self, pin: _Optional[_Union[KvPin, _Mapping]] = ...) -> None: ...
+
+class UnpinPrefixRequest(_message.Message):
+    __slots__ = ("pin_id",)
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    pin_id: int
+    def __init__(self, pin_id: _Optional[int] = ...) -> None: ...
+
+class UnpinPrefixResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class IterationTableRequest(_message.Message):
     __slots__ = ("first_iteration",)

@@ -75,6 +75,21 @@ class ControlStub(object):
                 request_serializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
                 response_deserializer=inflight_dot_v1_dot_control__pb2.KvEventsResponse.FromString,
                 _registered_method=True)
+        self.KvLedger = channel.unary_unary(
+                '/inflight.v1.Control/KvLedger',
+                request_serializer=inflight_dot_v1_dot_control__pb2.KvLedgerRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.KvLedgerResponse.FromString,
+                _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/inflight.v1.Control/PinPrefix',
+                request_serializer=inflight_dot_v1_dot_control__pb2.PinPrefixRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.PinPrefixResponse.FromString,
+                _registered_method=True)
+        self.UnpinPrefix = channel.unary_unary(
+                '/inflight.v1.Control/UnpinPrefix',
+                request_serializer=inflight_dot_v1_dot_control__pb2.UnpinPrefixRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.UnpinPrefixResponse.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/inflight.v1.Control/Pause',
                 request_serializer=inflight_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
@@ -161,6 +176,28 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KvLedger(self, request, context):
+        """Who holds which KV cache block, what the tiers below the pool hold, which prefixes are pinned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinPrefix(self, request, context):
+        """Keeps what is cached of a prompt's beginning in the pool, whole blocks of it. INVALID_ARGUMENT when nothing of it is
+        cached there, RESOURCE_EXHAUSTED when too much is pinned already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinPrefix(self, request, context):
+        """Undoes PinPrefix. INVALID_ARGUMENT when there is no such pin, or not any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pause(self, request, context):
         """Runs no iteration until Resume. Requests are still taken and keep the blocks they hold; allotted times go on. Health
         is HEALTH_STATE_PAUSED, and NOT_SERVING for the standard health service.
@@ -234,6 +271,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.KvEvents,
                     request_deserializer=inflight_dot_v1_dot_control__pb2.KvEventsRequest.FromString,
                     response_serializer=inflight_dot_v1_dot_control__pb2.KvEventsResponse.SerializeToString,
+            ),
+            'KvLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvLedger,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.KvLedgerRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.KvLedgerResponse.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.PinPrefixRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.PinPrefixResponse.SerializeToString,
+            ),
+            'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinPrefix,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.UnpinPrefixRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.UnpinPrefixResponse.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -473,6 +525,87 @@ class Control(object):
             '/inflight.v1.Control/KvEvents',
             inflight_dot_v1_dot_control__pb2.KvEventsRequest.SerializeToString,
             inflight_dot_v1_dot_control__pb2.KvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/KvLedger',
+            inflight_dot_v1_dot_control__pb2.KvLedgerRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.KvLedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/PinPrefix',
+            inflight_dot_v1_dot_control__pb2.PinPrefixRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.PinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/UnpinPrefix',
+            inflight_dot_v1_dot_control__pb2.UnpinPrefixRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.UnpinPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,
