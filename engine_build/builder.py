@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-
-import onnx
 
 from engine_build import __version__
 from engine_build.checkpoint.interface import Checkpoint
 from engine_build.checkpoint.model_config import ModelConfig
-from engine_build.engine_dir import MANIFEST_FILE, MODEL_FILE, TOKENIZER_DIR, EngineDirectory, record_files
+from engine_build.engine_dir import MANIFEST_FILE, TOKENIZER_DIR, EngineDirectory, record_files
 from engine_build.engine_writer import engine_writer
-from engine_build.manifest import FORMAT_VERSION, BuildConfig, Manifest, TensorSpec
-from engine_build.network import NetworkOptions, write_network
-from engine_build.targets.interface import Target
+from engine_build.manifest import FORMAT_VERSION, BuildConfig, Manifest
+from engine_build.network.options import WEIGHT_DTYPES
+from engine_build.parallel import check_parallel
+from engine_build.rank_build import RankBuild, build_ranks, network_options
+from engine_build.targets.interface import CompileOptions, ProgressCallback, Target, TensorRtOptions
 
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_NUM_TOKENS = 256
 """Rows of one step; on two CPU cores throughput is flat from 192 on, and a longer step delays every other request."""
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Called with the stage, and how much of how much is done."""
 
 
 class BuildError(Exception):
@@ -40,6 +36,9 @@ def resolve_build_config(
     tokens_per_block: int | None = None,
     dtype: str | None = None,
     weight_dtype: str = "as_stored",
+    tp_size: int = 1,
+    pp_size: int = 1,
+    tensorrt: TensorRtOptions | None = None,
 ) -> BuildConfig:
     """Fill in what was left open and check it against the model and the target.
 
@@ -47,21 +46,32 @@ def resolve_build_config(
         BuildError: a limit is not positive, beyond the model, or contradicts another.
         TargetError: the target cannot do it.
         NetworkError: an unknown dtype.
+        ParallelError: the model cannot be divided so.
     """
     tokens = DEFAULT_MAX_NUM_TOKENS if max_num_tokens is None else max_num_tokens
     length = model.max_position_embeddings if max_seq_len is None else max_seq_len
+    chosen_dtype = target.dtypes[0] if dtype is None else dtype
     config = BuildConfig(
         max_batch_size=min(DEFAULT_MAX_BATCH_SIZE, tokens) if max_batch_size is None else max_batch_size,
         max_num_tokens=tokens,
         max_input_len=length - 1 if max_input_len is None else max_input_len,
         max_seq_len=length,
         tokens_per_block=target.default_tokens_per_block if tokens_per_block is None else tokens_per_block,
-        dtype=target.dtypes[0] if dtype is None else dtype,
+        dtype=chosen_dtype,
         weight_dtype=weight_dtype,
+        tp_size=tp_size,
+        pp_size=pp_size,
+        tensorrt=target.tensorrt_config(tensorrt),
     )
     _check_limits(config, model)
-    target.check(config)
-    _network_options(config, target)
+    target.check(config, model)
+    check_parallel(model, tp_size, pp_size)
+    if weight_dtype in WEIGHT_DTYPES and weight_dtype not in target.weight_dtypes:
+        raise BuildError(
+            f"weight_dtype {weight_dtype!r} is not supported; target {target.name} keeps matrices as "
+            f"{', '.join(target.weight_dtypes)}"
+        )
+    network_options(config, target)
     return config
 
 
@@ -71,8 +81,20 @@ def build_engine(
     target: Target,
     output_dir: Path,
     progress: ProgressCallback | None = None,
+    *,
+    options: CompileOptions | None = None,
+    workers: int = 1,
 ) -> EngineDirectory:
     """Write an engine directory, whole or not at all. An engine that is there already is replaced.
+
+    Args:
+        checkpoint: what to build from.
+        build_config: what for; `resolve_build_config` makes one.
+        target: the kind of plan.
+        output_dir: where the engine goes.
+        progress: called with progress.
+        options: how it is compiled.
+        workers: processes that build ranks at the same time.
 
     Raises:
         CheckpointError, NetworkError: the checkpoint cannot be read or is not what its configuration says.
@@ -80,20 +102,25 @@ def build_engine(
         EngineDirectoryError: `output_dir` holds something else or cannot be written.
     """
     report = progress or _ignore_progress
+    versions = target.versions()
     with engine_writer(output_dir) as writer:
         directory = writer.directory
         _write_tokenizer(checkpoint, directory)
-        write_network(
-            checkpoint,
-            _network_options(build_config, target),
-            directory,
-            lambda done, total: report("writing weights", done, total),
+        inputs, outputs = build_ranks(
+            RankBuild(checkpoint, build_config, target, directory, options or CompileOptions()), workers, report
         )
-        report("compiling the plan", 0, 1)
-        target.prove(directory / MODEL_FILE, build_config)
-        report("compiling the plan", 1, 1)
         report("writing checksums", 0, 1)
-        manifest = _manifest(checkpoint.config, build_config, target, directory)
+        libraries = {name: metadata.version(name) for name in ("onnx", "numpy")}
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            builder_versions={"inflight-executor": __version__, **libraries, **versions},
+            target=target.name,
+            pretrained_config=checkpoint.config,
+            build_config=build_config,
+            inputs=inputs,
+            outputs=outputs,
+            files=record_files(directory),
+        )
         (directory / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
         writer.publish()
         report("writing checksums", 1, 1)
@@ -111,6 +138,8 @@ def _check_limits(config: BuildConfig, model: ModelConfig) -> None:
         "max_seq_len": config.max_seq_len,
         "max_input_len": config.max_input_len,
         "tokens_per_block": config.tokens_per_block,
+        "tp_size": config.tp_size,
+        "pp_size": config.pp_size,
     }
     for name, value in limits.items():
         if value < 1:
@@ -131,37 +160,9 @@ def _check_limits(config: BuildConfig, model: ModelConfig) -> None:
         )
 
 
-def _network_options(config: BuildConfig, target: Target) -> NetworkOptions:
-    return NetworkOptions(
-        dtype=config.dtype, weight_dtype=config.weight_dtype, activation_dtype=target.activation_dtype
-    )
-
-
 def _write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     files = checkpoint.tokenizer_files().files
     if files:
         (directory / TOKENIZER_DIR).mkdir()
     for name, content in files.items():
         (directory / TOKENIZER_DIR / name).write_bytes(content)
-
-
-def _manifest(model: ModelConfig, build_config: BuildConfig, target: Target, directory: Path) -> Manifest:
-    graph = onnx.load(directory / MODEL_FILE, load_external_data=False).graph
-    libraries = {name: metadata.version(name) for name in ("onnx", "numpy")}
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        builder_versions={"inflight-executor": __version__, **libraries, **target.versions()},
-        target=target.name,
-        arch=target.arch,
-        pretrained_config=model,
-        build_config=build_config,
-        inputs={value.name: _tensor_spec(value) for value in graph.input},
-        outputs={value.name: _tensor_spec(value) for value in graph.output},
-        files=record_files(directory),
-    )
-
-
-def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    tensor = value.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    return TensorSpec(dtype, tuple(size.dim_param or size.dim_value for size in tensor.shape.dim))

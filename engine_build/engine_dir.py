@@ -3,8 +3,9 @@
 ```
 ENGINE_DIR/
 ├── config.json                  manifest (`engine_build.manifest.Manifest`)
-├── model.onnx                   the network
-├── model.data                   its weights
+├── model.onnx                   the network                    (targets openvino and reference)
+├── model.data                   its weights                    (targets openvino and reference)
+├── rank0.engine, rank1.engine   the plan of each device        (targets tensorrt and tensorrt-rtx)
 └── tokenizer/                   absent when the checkpoint has none: token ids only
     ├── tokenizer.json
     ├── tokenizer_config.json
@@ -24,11 +25,12 @@ from engine_build.checkpoint.interface import CheckpointError
 from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.dataclass_json import DecodeError, decode
 from engine_build.manifest import FORMAT_VERSION, BuildConfig, FileRecord, Manifest
+from engine_build.network.graph import DATA_FILE as DATA_FILE
+from engine_build.network.graph import MODEL_FILE as MODEL_FILE
 from engine_build.targets import TARGET_NAMES
+from engine_build.targets.select import select_target
 
 MANIFEST_FILE = "config.json"
-MODEL_FILE = "model.onnx"
-DATA_FILE = "model.data"
 TOKENIZER_DIR = "tokenizer"
 
 _HASHED_AT_ONCE = 1 << 22
@@ -141,10 +143,10 @@ def _read_manifest(path: Path) -> Manifest:
         raise EngineDirectoryError(
             f"{path} was built for target {manifest.target!r}, this release knows {', '.join(TARGET_NAMES)}"
         )
-    for name in (MODEL_FILE, DATA_FILE):
+    _check_sizes(manifest, manifest_path)
+    for name in select_target(manifest.target).plan_files(manifest.build_config):
         if name not in manifest.files:
             raise EngineDirectoryError(f"{manifest_path}: files lacks {name}")
-    _check_sizes(manifest, manifest_path)
     return manifest
 
 

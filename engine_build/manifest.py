@@ -8,8 +8,22 @@ from dataclasses import dataclass
 
 from engine_build.checkpoint.model_config import ModelConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever a reader of the previous version could not use what is written now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRtConfig:
+    """What only plans of TensorRT have."""
+
+    compute_capabilities: tuple[str, ...]
+    """Device generations the plan runs on, `major.minor`."""
+    strip_plan: bool
+    """Whether weights are left out of the plan, to be put back by refitting."""
+    weight_streaming: bool
+    """Whether weights may stay in host memory and stream to the device."""
+    profiling_verbosity: str
+    """What the plan tells about its layers: `none`, `layer_names_only` or `detailed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,13 @@ class BuildConfig:
     dtype: str
     """What the engine computes in: `float32`, `float16` or `bfloat16`."""
     weight_dtype: str
-    """`as_stored`, or `int8` in groups of 32."""
+    """What matrices are kept as: `as_stored`, `int8`, `int4` or `fp8`."""
+    tp_size: int = 1
+    """Devices that share every matrix (tensor parallelism)."""
+    pp_size: int = 1
+    """Groups of devices that share the layers (pipeline parallelism)."""
+    tensorrt: TensorRtConfig | None = None
+    """For the targets `tensorrt` and `tensorrt-rtx`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +78,6 @@ class Manifest:
     builder_versions: dict[str, str]
     """Package -> version, of everything that had a part in the plan."""
     target: str
-    arch: str
-    """The device generation the plan is bound to; `any` for one that is not bound."""
     pretrained_config: ModelConfig
     build_config: BuildConfig
     inputs: dict[str, TensorSpec]

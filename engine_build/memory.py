@@ -41,7 +41,7 @@ def estimate_memory(checkpoint: Checkpoint, build_config: BuildConfig, target: T
     """Memory of an engine built from `checkpoint`; no weight is read."""
     config = checkpoint.config
     return MemoryEstimate(
-        weights=weight_bytes(checkpoint, build_config, target.activation_dtype),
+        weights=weight_bytes(checkpoint, build_config, target.activation_dtype(build_config.dtype)),
         workspace=workspace_bytes(config, build_config),
         kv_cache=kv_cache_memory(config, build_config, target),
     )
@@ -49,7 +49,7 @@ def estimate_memory(checkpoint: Checkpoint, build_config: BuildConfig, target: T
 
 def kv_cache_memory(config: ModelConfig, build_config: BuildConfig, target: Target) -> tuple[KvCacheMemory, ...]:
     """Memory of keys and values by the types the target can keep them in, the default first."""
-    return tuple(_kv_cache_memory(config, build_config, type_) for type_ in target.kv_cache_types(build_config.dtype))
+    return tuple(_kv_cache_memory(config, build_config, type_) for type_ in target.kv_cache_types(build_config))
 
 
 def weight_bytes(checkpoint: Checkpoint, build_config: BuildConfig, activation_dtype: str) -> int:

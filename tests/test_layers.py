@@ -14,9 +14,21 @@ OURS = {"batch_manager", "engine_build", "executor", "protos"}
 ALLOWED = {
     "batch_manager": {"numpy"},
     "protos": {"google", "grpc"},
-    "engine_build": {"gguf", "ml_dtypes", "numpy", "onnx", "openvino", "rich", "safetensors", "tokenizers", "typer"},
+    "engine_build": {
+        "cuda",
+        "gguf",
+        "ml_dtypes",
+        "numpy",
+        "onnx",
+        "openvino",
+        "rich",
+        "safetensors",
+        "tokenizers",
+        "triton",
+        "typer",
+    },
 }
-HEAVY = {"torch", "openvino", "llguidance", "transformers"}
+HEAVY = {"torch", "openvino", "llguidance", "transformers", "triton"}
 """Imported only where used, never by importing the package."""
 
 

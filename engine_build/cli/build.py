@@ -13,12 +13,12 @@ from rich.table import Table
 
 from engine_build.builder import build_engine, resolve_build_config
 from engine_build.checkpoint import Checkpoint, open_checkpoint
-from engine_build.cli.console import format_bytes, messages, output, progress_bar
+from engine_build.cli.console import build_settings, format_bytes, messages, output, progress_bar
 from engine_build.engine_dir import EngineDirectoryError
 from engine_build.engine_writer import will_replace
 from engine_build.manifest import BuildConfig
 from engine_build.memory import MemoryEstimate, estimate_memory
-from engine_build.targets.interface import Target
+from engine_build.targets.interface import CompileOptions, Target, TensorRtOptions
 from engine_build.targets.select import select_target
 
 
@@ -32,6 +32,12 @@ class BuildArguments(NamedTuple):
     limits: dict[str, int | None]
     dtype: str | None
     weight_dtype: str
+    tp_size: int
+    pp_size: int
+    tensorrt: TensorRtOptions | None
+    """`None` when no option of TensorRT was given."""
+    compile_options: CompileOptions
+    workers: int
 
 
 def build_command(arguments: BuildArguments, dry_run: bool, as_json: bool) -> None:
@@ -44,12 +50,15 @@ def build_command(arguments: BuildArguments, dry_run: bool, as_json: bool) -> No
         **arguments.limits,
         dtype=arguments.dtype,
         weight_dtype=arguments.weight_dtype,
+        tp_size=arguments.tp_size,
+        pp_size=arguments.pp_size,
+        tensorrt=arguments.tensorrt,
     )
     memory = estimate_memory(checkpoint, build_config, target)
     if dry_run:
         _print_estimate(checkpoint, build_config, target, memory, as_json)
     elif arguments.output_dir is not None:
-        _build(checkpoint, build_config, target, memory, arguments.output_dir, as_json)
+        _build(checkpoint, build_config, target, memory, arguments, arguments.output_dir, as_json)
 
 
 def _build(
@@ -57,18 +66,27 @@ def _build(
     build_config: BuildConfig,
     target: Target,
     memory: MemoryEstimate,
+    arguments: BuildArguments,
     output_dir: Path,
     as_json: bool,
 ) -> None:
     if will_replace(output_dir):
         messages.print(f"replacing the engine in {output_dir}")
     _check_disk_space(output_dir, memory.weights)
-    settings = {"checkpoint": checkpoint.source, "target": target.name, **dataclasses.asdict(build_config)}
+    settings = {"checkpoint": checkpoint.source, "target": target.name, **build_settings(build_config)}
     for name, value in settings.items():
-        messages.print(f"{name:<18}{value}")
+        messages.print(f"{name:<22}{value}")
     started = time.monotonic()
     with progress_bar() as progress:
-        engine = build_engine(checkpoint, build_config, target, output_dir, progress)
+        engine = build_engine(
+            checkpoint,
+            build_config,
+            target,
+            output_dir,
+            progress,
+            options=arguments.compile_options,
+            workers=arguments.workers,
+        )
     if engine.tokenizer_dir is None:
         messages.print("the checkpoint has no tokenizer: this engine takes token ids only")
     if as_json:
@@ -90,17 +108,19 @@ def _check_disk_space(output_dir: Path, needed: int) -> None:
 def _print_estimate(
     checkpoint: Checkpoint, build_config: BuildConfig, target: Target, memory: MemoryEstimate, as_json: bool
 ) -> None:
+    cost = target.build_cost(memory.weights, build_config, checkpoint.config)
     if as_json:
         report = {
             "checkpoint": checkpoint.source,
             "target": target.name,
             "build_config": dataclasses.asdict(build_config),
             "memory": dataclasses.asdict(memory),
+            "build_cost": None if cost is None else cost._asdict(),
         }
         output.print_json(json.dumps(report))
         return
     settings = Table("setting", "value", title=f"{checkpoint.source} for {target.name}", title_justify="left")
-    for name, value in dataclasses.asdict(build_config).items():
+    for name, value in build_settings(build_config).items():
         settings.add_row(name, str(value))
     output.print(settings)
     table = Table("memory", "bytes", "", title_justify="left")
@@ -115,3 +135,7 @@ def _print_estimate(
         for what, amount in amounts.items():
             table.add_row(f"KV as {kv.dtype}, {what}", str(amount), format_bytes(amount))
     output.print(table)
+    if cost is not None:
+        output.print(
+            f"building a rank (estimate): {format_bytes(cost.memory)} of memory, {cost.seconds:.0f} s on two cores"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from engine_build.builder import BuildError, ProgressCallback
+from engine_build.builder import BuildError
 from engine_build.checkpoint import CheckpointError
 from engine_build.engine_dir import EngineDirectoryError
+from engine_build.manifest import BuildConfig
 from engine_build.network import NetworkError
-from engine_build.targets.interface import TargetError
+from engine_build.parallel import ParallelError
+from engine_build.targets.interface import ProgressCallback, TargetError
 
 BAD_INPUT = 2
 FAILED = 1
@@ -25,7 +28,7 @@ INTERRUPTED = 130
 output = Console(highlight=False, markup=False, soft_wrap=True)
 messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
-_BAD_INPUT_ERRORS = (BuildError, CheckpointError, EngineDirectoryError, NetworkError, TargetError)
+_BAD_INPUT_ERRORS = (BuildError, CheckpointError, EngineDirectoryError, NetworkError, ParallelError, TargetError)
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -37,6 +40,15 @@ def format_bytes(num_bytes: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{num_bytes} B" if unit == _BYTE_UNITS[0] else f"{size:.1f} {unit}"
+
+
+def build_settings(build_config: BuildConfig) -> dict[str, object]:
+    """Name -> value as people read it: what only some targets have is listed only where it is there."""
+    settings: dict[str, object] = dataclasses.asdict(build_config)
+    tensorrt = settings.pop("tensorrt")
+    if isinstance(tensorrt, dict):
+        settings |= tensorrt | {"compute_capabilities": ", ".join(tensorrt["compute_capabilities"])}
+    return settings
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from engine_build.cli.console import format_bytes, messages, output
+from engine_build.cli.console import build_settings, format_bytes, messages, output
 from engine_build.engine_dir import EngineDirectory
 from engine_build.manifest import Manifest, TensorSpec
 
@@ -34,7 +34,6 @@ def _tables(manifest: Manifest) -> list[Table]:
     engine = {
         "format_version": manifest.format_version,
         "target": manifest.target,
-        "arch": manifest.arch,
         "built with": versions,
     }
     model = {name: value for name, value in dataclasses.asdict(manifest.pretrained_config).items() if value is not None}
@@ -49,7 +48,7 @@ def _tables(manifest: Manifest) -> list[Table]:
     }
     return [
         _table("engine", engine),
-        _table("build_config", dataclasses.asdict(manifest.build_config)),
+        _table("build_config", build_settings(manifest.build_config)),
         _table("pretrained_config", model),
         _table("network", network),
         _table("files", files),

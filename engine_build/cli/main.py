@@ -14,6 +14,8 @@ from engine_build.cli.console import one_line_errors, output
 from engine_build.cli.inspect import inspect_command
 from engine_build.network.options import WEIGHT_DTYPES
 from engine_build.targets import TARGET_NAMES
+from engine_build.targets.interface import DEFAULT_PROFILING_VERBOSITY, CompileOptions, TensorRtOptions
+from engine_build.targets.tensorrt.base import PROFILING_VERBOSITIES
 
 _app = typer.Typer(
     name="engine-build",
@@ -40,7 +42,7 @@ def _build(
     context: typer.Context,
     checkpoint_dir: Annotated[
         Path | None,
-        typer.Option("--checkpoint_dir", help="Hugging Face model directory (config.json, safetensors) or GGUF file."),
+        typer.Option("--checkpoint_dir", help="Hugging Face or TensorRT-LLM checkpoint directory, or GGUF file."),
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output_dir", help="Engine directory to write; an engine there is replaced.")
@@ -68,13 +70,42 @@ def _build(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="What to compute in. Default: bfloat16 on openvino, float32 on reference."),
+        typer.Option("--dtype", help="What to compute in. Default: float32 on reference, bfloat16 elsewhere."),
     ] = None,
     weight_dtype: Annotated[
         str, typer.Option("--weight_dtype", help=f"One of: {', '.join(WEIGHT_DTYPES)}.")
     ] = WEIGHT_DTYPES[0],
+    tp_size: Annotated[int, typer.Option("--tp_size", help="Devices that share every matrix.")] = 1,
+    pp_size: Annotated[int, typer.Option("--pp_size", help="Groups of devices that share the layers.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", help="Ranks that are built at the same time.", min=1)] = 1,
+    compute_capability: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compute_capability",
+            help="tensorrt-rtx: device generation to build for, such as 8.9; may be given several times. "
+            "Default: 8.9 and 12.0. tensorrt builds for the GPU that is there.",
+        ),
+    ] = None,
+    strip_plan: Annotated[
+        bool, typer.Option("--strip_plan", help="tensorrt, tensorrt-rtx: leave weights out, for refitting.")
+    ] = False,
+    weight_streaming: Annotated[
+        bool, typer.Option("--weight_streaming", help="tensorrt, tensorrt-rtx: let weights stay in host memory.")
+    ] = False,
+    profiling_verbosity: Annotated[
+        str | None,
+        typer.Option(
+            "--profiling_verbosity", help=f"tensorrt, tensorrt-rtx, one of: {', '.join(PROFILING_VERBOSITIES)}."
+        ),
+    ] = None,
+    input_timing_cache: Annotated[
+        Path | None, typer.Option("--input_timing_cache", help="tensorrt: kernel timings of earlier builds.")
+    ] = None,
+    output_timing_cache: Annotated[
+        Path | None, typer.Option("--output_timing_cache", help="tensorrt: where to write this build's timings.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry_run", help="Print what the engine will take in memory; write nothing.")
+        bool, typer.Option("--dry_run", help="Print what engine and build will take; write nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     version: Annotated[  # noqa: ARG001, handled by its callback
@@ -98,7 +129,33 @@ def _build(
             raise BuildError("--checkpoint_dir is needed: a Hugging Face model directory or a GGUF file")
         if output_dir is None and not dry_run:
             raise BuildError("--output_dir is needed (or --dry_run, which writes nothing)")
-        build_command(BuildArguments(checkpoint_dir, output_dir, target, limits, dtype, weight_dtype), dry_run, as_json)
+        arguments = BuildArguments(
+            checkpoint_dir,
+            output_dir,
+            target,
+            limits,
+            dtype,
+            weight_dtype,
+            tp_size,
+            pp_size,
+            _tensorrt_options(compute_capability, strip_plan, weight_streaming, profiling_verbosity),
+            CompileOptions(input_timing_cache, output_timing_cache),
+            workers,
+        )
+        build_command(arguments, dry_run, as_json)
+
+
+def _tensorrt_options(
+    compute_capability: list[str] | None, strip_plan: bool, weight_streaming: bool, profiling_verbosity: str | None
+) -> TensorRtOptions | None:
+    """`None` when none was given, so that another target is not given what it would refuse."""
+    options = TensorRtOptions(
+        tuple(compute_capability or ()),
+        strip_plan,
+        weight_streaming,
+        profiling_verbosity or DEFAULT_PROFILING_VERBOSITY,
+    )
+    return options if options != TensorRtOptions() or profiling_verbosity is not None else None
 
 
 def _refuse_build_options(context: typer.Context) -> None:

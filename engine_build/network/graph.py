@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -91,8 +92,13 @@ class GraphBuilder:
         self._initializers[name] = helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
         return name
 
+    def scalar(self, name: str, value: float, dtype: np.dtype[Any]) -> str:
+        """A constant without dimensions, kept in the model file."""
+        self._initializers[name] = onnx.numpy_helper.from_array(np.array(value, dtype), name)
+        return name
+
     def weight(self, name: str, dtype: np.dtype[Any], shape: Sequence[int], parts: Iterable[NDArray[Any]]) -> str:
-        """A constant in the data file, written part by part along its first axis.
+        """A constant in the data file, written part by part along its first axis; `int4` two to a byte.
 
         Raises:
             ValueError: the parts do not add up to `shape`.
@@ -102,9 +108,9 @@ class GraphBuilder:
         offset = -(-self._data.tell() // _ALIGNMENT) * _ALIGNMENT
         self._data.seek(offset)
         for part in parts:
-            self._data.write(np.ascontiguousarray(part, dtype=dtype).reshape(-1).view(np.uint8).data)
+            self._data.write(_stored_bytes(np.ascontiguousarray(part, dtype=dtype)).data)
         length = self._data.tell() - offset
-        if length != dtype.itemsize * int(np.prod(shape)):
+        if length * 8 != _bits(dtype) * int(np.prod(shape)):
             raise ValueError(f"{name}: {length} bytes written, shape {tuple(shape)} of {dtype} takes another number")
         tensor = TensorProto(
             name=name,
@@ -130,6 +136,19 @@ class GraphBuilder:
         if self._data is not None:
             self._data.flush()
         onnx.checker.check_model(path)
+
+
+def _bits(dtype: np.dtype[Any]) -> int:
+    return 4 if dtype == ml_dtypes.int4 else 8 * dtype.itemsize
+
+
+def _stored_bytes(part: NDArray[Any]) -> NDArray[np.uint8]:
+    """As ONNX stores it: of two 4-bit numbers, the first in the low half."""
+    flat = part.reshape(-1)
+    if part.dtype != ml_dtypes.int4:
+        return flat.view(np.uint8)
+    halves = flat.astype(np.int8).view(np.uint8) & 0x0F
+    return (halves[0::2] | halves[1::2] << 4).astype(np.uint8)
 
 
 def _value_info(name: str, dtype: np.dtype[Any], shape: Sequence[int | str]) -> onnx.ValueInfoProto:

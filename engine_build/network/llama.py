@@ -17,13 +17,20 @@ from typing import NamedTuple
 import numpy as np
 
 from engine_build.checkpoint.model_config import ModelConfig
+from engine_build.network.collectives import Collectives
 from engine_build.network.graph import GraphBuilder
+from engine_build.network.linear import Linear
 from engine_build.network.options import DTYPES, NetworkError, NetworkOptions
 from engine_build.network.paged_attention import DOMAIN, OPERATOR
 from engine_build.network.rope import RotaryEmbedding
 from engine_build.network.weights import Matrix, WeightWriter
+from engine_build.parallel import Rank
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+
+HIDDEN_STATES_INPUT = "hidden_states_input"
+HIDDEN_STATES_OUTPUT = "hidden_states_output"
+"""What passes between the stages of a pipeline; TensorRT-LLM's names."""
 
 _INT32, _INT64, _FLOAT32 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32)
 
@@ -57,18 +64,32 @@ class LlamaNetwork:
     """Writes the nodes and weights of one network into a graph."""
 
     def __init__(
-        self, graph: GraphBuilder, config: ModelConfig, options: NetworkOptions, weights: WeightWriter
+        self, graph: GraphBuilder, config: ModelConfig, options: NetworkOptions, weights: WeightWriter, rank: Rank
     ) -> None:
+        """
+        Args:
+            graph: where nodes go.
+            config: the model as `rank` sees it.
+            options: how numbers are represented.
+            weights: reads the checkpoint as `rank` sees it.
+            rank: the device this network is for.
+        """
         self._graph = graph
         self._config = config
         self._stored_dtype = DTYPES[options.dtype]
         self._dtype = DTYPES[options.activation_dtype]
         self._weights = weights
+        self._rank = rank
+        self._linear = Linear(graph, self._stored_dtype, self._dtype)
+        self._collectives = Collectives(graph, rank)
 
     def write(self) -> None:
         """Declare inputs and output, and write everything between."""
         graph, config = self._graph, self._config
-        input_ids = graph.input("input_ids", _INT64, ["T"])
+        if self._rank.is_first_stage:
+            input_ids = graph.input("input_ids", _INT64, ["T"])
+        else:
+            hidden = graph.input(HIDDEN_STATES_INPUT, self._dtype, ["T", config.hidden_size])
         position_ids = graph.input("position_ids", _INT64, ["T"])
         step = _StepInputNames(
             graph.input("past_lens", _INT32, ["B"]),
@@ -77,35 +98,57 @@ class LlamaNetwork:
             graph.input("block_indices_begins", _INT32, ["B + 1"]),
             graph.input("max_context_len", _INT32, []),
         )
-        sampled_rows = graph.input("sampled_rows", _INT64, ["S"])
+        embedding = None
+        if self._rank.is_first_stage:
+            embedding = self._vocabulary_matrix("model.embed_tokens.weight", "embedding.weight")
+            hidden = self._embed(embedding, input_ids)
+        rope = RotaryEmbedding(graph, config, self._dtype, position_ids)
+        sampled_rows = graph.input("sampled_rows", _INT64, ["S"]) if self._rank.is_last_stage else None
+        last = config.num_hidden_layers - 1
+        for layer in range(config.num_hidden_layers):
+            hidden = self._layer(layer, hidden, rope, step, sampled_rows if layer == last else None)
+        if not self._rank.is_last_stage:
+            graph.node("Identity", [hidden], HIDDEN_STATES_OUTPUT)
+            graph.output(HIDDEN_STATES_OUTPUT, self._dtype, ["T", config.hidden_size])
+            return
+        hidden = self._norm(hidden, "model.norm.weight", "final_norm")
+        share = config.vocab_size // self._rank.tp_size
+        logits = self._collectives.gather(self._head(hidden, embedding), share, "head.gathered")
+        graph.cast(logits, _FLOAT32, "logits")
+        graph.output("logits", _FLOAT32, ["S", config.vocab_size])
 
-        vocabulary = (config.vocab_size, config.hidden_size)
+    def _vocabulary_matrix(self, source: str, name: str) -> Matrix:
         # OpenVINO gives a product with 8-bit weights in the type of its other side: an 8-bit head would round logits to
         # bfloat16, whose neighbours are 0.25 apart at 32, and make ties where there are none.
-        embedding = self._weights.matrix(
-            ["model.embed_tokens.weight"], vocabulary, "embedding.weight", keep_groups=not config.tie_word_embeddings
-        )
-        hidden = self._embed(embedding, input_ids)
-        rope = RotaryEmbedding(graph, config, self._dtype, position_ids)
-        for layer in range(config.num_hidden_layers):
-            is_last = layer == config.num_hidden_layers - 1
-            hidden = self._layer(layer, hidden, rope, step, sampled_rows if is_last else None)
-        hidden = self._norm(hidden, "model.norm.weight", "final_norm")
-        if config.tie_word_embeddings:
-            head = embedding
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        is_head = source == "lm_head.weight" or self._config.tie_word_embeddings
+        return self._weights.matrix([source], shape, name, keep_groups=not is_head, is_vocabulary=True)
+
+    def _head(self, hidden: str, embedding: Matrix | None) -> str:
+        """Products with this rank's share of the vocabulary: all of it on one device."""
+        if not self._config.tie_word_embeddings:
+            matrix = self._weights.matrix(
+                ["lm_head.weight"],
+                (self._config.vocab_size // self._rank.tp_size, self._config.hidden_size),
+                "head.weight",
+                keep_groups=False,
+                is_vocabulary=True,
+            )
+        elif embedding is not None:
+            matrix = embedding
         else:
-            head = self._weights.matrix(["lm_head.weight"], vocabulary, "head.weight", keep_groups=False)
-        graph.cast(self._linear(hidden, head, "head"), _FLOAT32, "logits")
-        graph.output("logits", _FLOAT32, ["S", config.vocab_size])
+            matrix = self._vocabulary_matrix("model.embed_tokens.weight", "head.weight")
+        is_share = self._config.tie_word_embeddings and self._rank.tp_size > 1
+        return self._linear.product(hidden, self._share_of_rows(matrix) if is_share else matrix, "head")
 
     def _embed(self, embedding: Matrix, input_ids: str) -> str:
         graph = self._graph
         if embedding.scales is None:
             rows = graph.node("Gather", [embedding.values, input_ids], "embedding.rows")
-            return self._to_activation_dtype(rows, "embedding")
+            return self._linear.to_activation_dtype(rows, "embedding")
         values = graph.node("Gather", [embedding.values, input_ids], "embedding.values_of_rows")
         scales = graph.node("Gather", [embedding.scales, input_ids], "embedding.scales_of_rows")
-        return self._dequantize(values, scales, self._config.hidden_size, "embedding")
+        return self._linear.unpack_groups(values, scales, self._config.hidden_size, "embedding")
 
     def _layer(
         self, layer: int, hidden: str, rope: RotaryEmbedding, step: _StepInputNames, sampled_rows: str | None
@@ -123,6 +166,7 @@ class LlamaNetwork:
             (self._config.hidden_size, self._config.num_attention_heads * self._config.head_size),
             f"{name}.attention.out",
             has_bias=self._config.attention_bias,
+            is_partial_sum=True,
         )
         hidden = graph.node("Add", [hidden, projected], f"{name}.attention.residual")
         normed = self._norm(hidden, f"{source}.post_attention_layernorm.weight", f"{name}.mlp.norm")
@@ -175,7 +219,9 @@ class LlamaNetwork:
         sigmoid = graph.node("Sigmoid", [gate], f"{name}.mlp.sigmoid")
         activated = graph.node("Mul", [gate, sigmoid], f"{name}.mlp.silu")
         product = graph.node("Mul", [activated, up], f"{name}.mlp.product")
-        return self._projection(product, [f"{source}.mlp.down_proj"], (hidden_size, size), f"{name}.mlp.down")
+        return self._projection(
+            product, [f"{source}.mlp.down_proj"], (hidden_size, size), f"{name}.mlp.down", is_partial_sum=True
+        )
 
     def _norm(self, value: str, source_name: str, name: str) -> str:
         scale = self._weights.vector([source_name], self._config.hidden_size, f"{name}.weight")
@@ -184,41 +230,33 @@ class LlamaNetwork:
         )
 
     def _projection(
-        self, value: str, sources: list[str], shape: tuple[int, int], name: str, *, has_bias: bool = False
+        self,
+        value: str,
+        sources: list[str],
+        shape: tuple[int, int],
+        name: str,
+        *,
+        has_bias: bool = False,
+        is_partial_sum: bool = False,
     ) -> str:
-        """A linear layer made of one or more of the checkpoint's."""
+        """A linear layer made of one or more of the checkpoint's; a partial sum is added up over the devices."""
         matrix = self._weights.matrix([f"{source}.weight" for source in sources], shape, f"{name}.weight")
+        reduces = is_partial_sum and self._rank.tp_size > 1
+        product = self._linear.product(value, matrix, f"{name}.product" if has_bias or reduces else name)
+        if reduces:
+            product = self._collectives.add_up(product, f"{name}.sum" if has_bias else name)
         if not has_bias:
-            return self._linear(value, matrix, name)
-        product = self._linear(value, matrix, f"{name}.product")
-        return self._graph.node(
-            "Add",
-            [product, self._weights.vector([f"{source}.bias" for source in sources], shape[0], f"{name}.bias")],
-            name,
-        )
+            return product
+        bias = self._weights.vector([f"{source}.bias" for source in sources], shape[0], f"{name}.bias")
+        return self._graph.node("Add", [product, bias], name)
 
-    def _linear(self, value: str, matrix: Matrix, name: str) -> str:
-        """`value @ matrix.T`. The matrix stays `[out, in]`, as engines want it; they fold the transposition."""
-        graph = self._graph
-        if matrix.scales is None:
-            dense = self._to_activation_dtype(matrix.values, f"{name}.weight_dense")
-        else:
-            dense = self._dequantize(matrix.values, matrix.scales, matrix.shape[1], f"{name}.weight_dense")
-        transposed = graph.node("Transpose", [dense], f"{name}.weight_transposed", perm=[1, 0])
-        return graph.node("MatMul", [value, transposed], name)
-
-    def _to_activation_dtype(self, value: str, name: str) -> str:
-        return value if self._stored_dtype == self._dtype else self._graph.cast(value, self._dtype, name)
-
-    def _dequantize(self, values: str, scales: str, columns: int, name: str) -> str:
-        """`[rows, groups, 32]` times `[rows, groups, 1]`, as `[rows, columns]` of activations."""
-        graph = self._graph
-        scaled = graph.node(
-            "Mul",
-            [
-                graph.cast(values, self._dtype, f"{name}.values"),
-                graph.cast(scales, self._dtype, f"{name}.scales"),
-            ],
-            f"{name}.scaled",
-        )
-        return graph.reshape(scaled, [-1, columns], name)
+    def _share_of_rows(self, matrix: Matrix) -> Matrix:
+        """This rank's part of a matrix that it holds whole, for the product that is shared."""
+        rows = matrix.shape[0] // self._rank.tp_size
+        first = self._rank.tp_rank * rows
+        bounds = [
+            self._graph.integers(f"{matrix.name}.share.{what}", [at])
+            for what, at in (("start", first), ("end", first + rows), ("axis", 0))
+        ]
+        values = self._graph.node("Slice", [matrix.values, *bounds], f"{matrix.name}.share")
+        return Matrix(f"{matrix.name}.share", (rows, matrix.shape[1]), values, None)

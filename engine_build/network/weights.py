@@ -12,6 +12,7 @@ from engine_build.checkpoint.interface import Checkpoint, DenseTensor, GroupQuan
 from engine_build.checkpoint.weight_shapes import weight_shapes
 from engine_build.network.graph import GraphBuilder
 from engine_build.network.options import DTYPES, NetworkError, NetworkOptions
+from engine_build.network.quantization import QUANTIZED_FORMATS, QuantizedFormat
 
 GROUP_SIZE = 32
 """Weights that share one scale, along the input features."""
@@ -39,12 +40,15 @@ def quantize(weights: NDArray[np.float32]) -> GroupQuantizedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix `[out, in]` in the graph: dense (`scales` is `None`), or 8-bit groups with their scales."""
+    """A matrix `[out, in]` in the graph: dense (`scales` is `None`), in a `format`, or in 8-bit groups."""
 
     name: str
     shape: tuple[int, int]
     values: str
     scales: str | None
+    format: QuantizedFormat | None = None
+    block_size: int = 0
+    """Columns that share a factor of `format`; 0 for whole rows."""
 
 
 class WeightWriter:
@@ -64,7 +68,9 @@ class WeightWriter:
         self._checkpoint = checkpoint
         self._dtype = DTYPES[options.dtype]
         self._activation_dtype = DTYPES[options.activation_dtype]
-        self._quantize = options.weight_dtype == "int8"
+        self._groups = options.quantized_as == "groups"
+        self._quantize = self._groups and options.weight_dtype == "int8"
+        self._format = None if self._groups else QUANTIZED_FORMATS.get(options.weight_dtype)
         self._progress = progress
         self._num_taken = 0
         self._num_tensors = len(weight_shapes(checkpoint.config))
@@ -75,20 +81,29 @@ class WeightWriter:
         return self._graph.weight(name, self._activation_dtype, [size], parts)
 
     def matrix(
-        self, source_names: Sequence[str], shape: tuple[int, int], name: str, *, keep_groups: bool = True
+        self,
+        source_names: Sequence[str],
+        shape: tuple[int, int],
+        name: str,
+        *,
+        keep_groups: bool = True,
+        is_vocabulary: bool = False,
     ) -> Matrix:
         """Write matrices of the checkpoint, rows below rows, as one of `shape`.
 
-        Parts in 8-bit groups stay so if all of them are and `keep_groups` is true, else they become dense.
+        Parts in 8-bit groups stay so if all of them are and `keep_groups` is true, else they become dense. The
+        embedding and the head (`is_vocabulary`) are not written in a format of `DequantizeLinear`.
         """
         parts = {source: self._take(source) for source in source_names}
+        if self._format is not None and not is_vocabulary:
+            return self._write_formatted(parts, shape, name, self._format)
         if self._quantize and shape[1] % GROUP_SIZE:
             raise NetworkError(
                 f"{', '.join(source_names)}: {shape[1]} columns do not make groups of {GROUP_SIZE}: "
                 "weight_dtype int8 is not possible, as_stored is"
             )
         are_groups = all(isinstance(part, GroupQuantizedTensor) for part in parts.values())
-        if self._quantize or (keep_groups and are_groups):
+        if self._quantize or (self._groups and keep_groups and are_groups):
             return self._write_quantized(parts, shape, name)
         slabs = (
             self._converted(slab, source, self._dtype) for source, part in parts.items() for slab in _float_slabs(part)
@@ -117,6 +132,28 @@ class WeightWriter:
         value_name = self._graph.weight(f"{name}.values", np.dtype(np.int8), [rows, groups, GROUP_SIZE], values())
         scale_name = self._graph.weight(f"{name}.scales", np.dtype(np.float16), [rows, groups, 1], scales)
         return Matrix(name, shape, value_name, scale_name)
+
+    def _write_formatted(
+        self, parts: Mapping[str, Tensor], shape: tuple[int, int], name: str, format_: QuantizedFormat
+    ) -> Matrix:
+        rows, columns = shape
+        block_size = format_.block_size(columns, ", ".join(parts))
+        factors: list[NDArray[np.generic]] = []
+
+        def values() -> Iterator[NDArray[np.generic]]:
+            for source, part in parts.items():
+                for slab in _float_slabs(part):
+                    weights = slab.astype(np.float32)
+                    factors.append(format_.factors(weights, block_size, self._activation_dtype))
+                    if not np.isfinite(factors[-1].astype(np.float32)).all():
+                        raise NetworkError(f"{source} has weights that are not finite or too large for their factors")
+                    yield format_.values(weights, factors[-1])
+
+        value_name = self._graph.weight(f"{name}.values", format_.dtype, shape, values())
+        by_row = not format_.block_sizes
+        factor_shape = [rows] if by_row else [rows, columns // block_size]
+        factor_name = self._graph.weight(f"{name}.scales", self._activation_dtype, factor_shape, factors)
+        return Matrix(name, shape, value_name, factor_name, format_, 0 if by_row else block_size)
 
     def _converted(self, values: NDArray[np.generic], source: str, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         with np.errstate(over="ignore"):  # reported below, by name

@@ -12,9 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.manifest import BuildConfig
+from engine_build.network.graph import MODEL_FILE
 from engine_build.network.paged_attention import DOMAIN, OPERATOR
-from engine_build.targets.interface import KvCacheType, TargetError
+from engine_build.targets.checks import (
+    NETWORK_FILES,
+    check_single_device,
+    refuse_tensorrt_options,
+    refuse_timing_caches,
+)
+from engine_build.targets.interface import (
+    BuildCost,
+    CompileOptions,
+    KvCacheType,
+    ProgressCallback,
+    TargetError,
+    TensorRtOptions,
+)
 
 if TYPE_CHECKING:
     import openvino
@@ -31,11 +46,17 @@ class OpenVinoTarget:
 
     name = "openvino"
     dtypes: tuple[str, ...] = tuple(PRECISIONS)
-    activation_dtype = "float32"
+    weight_dtypes: tuple[str, ...] = ("as_stored", "int8")
+    quantized_as = "groups"
     default_tokens_per_block = TOKENS_PER_BLOCK
-    arch = "any"
 
-    def check(self, build_config: BuildConfig) -> None:
+    def activation_dtype(self, dtype: str) -> str:  # noqa: ARG002, OpenVINO narrows a float32 graph by itself
+        return "float32"
+
+    def tensorrt_config(self, options: TensorRtOptions | None) -> None:
+        refuse_tensorrt_options(self.name, options)
+
+    def check(self, build_config: BuildConfig, model: ModelConfig) -> None:  # noqa: ARG002
         if build_config.dtype not in PRECISIONS:
             raise TargetError(
                 f"dtype {build_config.dtype!r} is not supported; target openvino computes in {', '.join(PRECISIONS)}"
@@ -45,11 +66,12 @@ class OpenVinoTarget:
                 f"tokens_per_block {build_config.tokens_per_block} is not supported; "
                 f"target openvino has blocks of {TOKENS_PER_BLOCK}"
             )
+        check_single_device(self.name, build_config)
 
-    def kv_cache_types(self, dtype: str) -> tuple[KvCacheType, ...]:
+    def kv_cache_types(self, build_config: BuildConfig) -> tuple[KvCacheType, ...]:
         scale_and_zero_point = 8
         eight_bit = KvCacheType("uint8", 1, scale_and_zero_point)
-        if dtype == "float32":
+        if build_config.dtype == "float32":
             return KvCacheType("float32", 4, 0), KvCacheType("float16", 2, 0), eight_bit
         return KvCacheType("bfloat16", 2, 0), eight_bit
 
@@ -57,7 +79,32 @@ class OpenVinoTarget:
         _import_openvino()
         return {"openvino": metadata.version("openvino")}
 
-    def prove(self, model_path: Path, build_config: BuildConfig) -> None:
+    def plan_files(self, build_config: BuildConfig) -> tuple[str, ...]:  # noqa: ARG002
+        return NETWORK_FILES
+
+    def build_cost(
+        self,
+        weight_bytes: int,  # noqa: ARG002
+        build_config: BuildConfig,  # noqa: ARG002
+        model: ModelConfig,  # noqa: ARG002
+    ) -> BuildCost | None:
+        return None
+
+    def compile(
+        self,
+        directory: Path,
+        rank: int,  # noqa: ARG002
+        build_config: BuildConfig,
+        model: ModelConfig,  # noqa: ARG002
+        options: CompileOptions,
+        report: ProgressCallback,
+    ) -> None:
+        refuse_timing_caches(self.name, options)
+        report("compiling the plan", 0, 1)
+        self._prove(directory / MODEL_FILE, build_config)
+        report("compiling the plan", 1, 1)
+
+    def _prove(self, model_path: Path, build_config: BuildConfig) -> None:
         ov = _import_openvino()
         core = ov.Core()
         try:

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.manifest import BuildConfig
-from engine_build.targets.interface import KvCacheType, TargetError
+from engine_build.targets.checks import (
+    NETWORK_FILES,
+    check_single_device,
+    refuse_tensorrt_options,
+    refuse_timing_caches,
+)
+from engine_build.targets.interface import (
+    BuildCost,
+    CompileOptions,
+    KvCacheType,
+    ProgressCallback,
+    TargetError,
+    TensorRtOptions,
+)
 
 
 class ReferenceTarget:
@@ -13,18 +27,25 @@ class ReferenceTarget:
 
     name = "reference"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    activation_dtype = "float32"
+    weight_dtypes: tuple[str, ...] = ("as_stored", "int8")
+    quantized_as = "groups"
     default_tokens_per_block = 32
-    arch = "any"
 
-    def check(self, build_config: BuildConfig) -> None:
+    def activation_dtype(self, dtype: str) -> str:  # noqa: ARG002, the oracle narrows nothing between operators
+        return "float32"
+
+    def tensorrt_config(self, options: TensorRtOptions | None) -> None:
+        refuse_tensorrt_options(self.name, options)
+
+    def check(self, build_config: BuildConfig, model: ModelConfig) -> None:  # noqa: ARG002
         if build_config.dtype not in self.dtypes:
             raise TargetError(
                 f"dtype {build_config.dtype!r} is unknown; target reference computes in {', '.join(self.dtypes)}"
             )
+        check_single_device(self.name, build_config)
 
-    def kv_cache_types(self, dtype: str) -> tuple[KvCacheType, ...]:
-        default = "float32" if dtype == "float32" else dtype
+    def kv_cache_types(self, build_config: BuildConfig) -> tuple[KvCacheType, ...]:
+        default = build_config.dtype
         sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
         names = (default, *(name for name in sizes if name != default))
         return tuple(KvCacheType(name, sizes[name], 0) for name in names)
@@ -32,5 +53,25 @@ class ReferenceTarget:
     def versions(self) -> dict[str, str]:
         return {}
 
-    def prove(self, model_path: Path, build_config: BuildConfig) -> None:
-        """Nothing is left to prove: the network's writer has checked the graph."""
+    def plan_files(self, build_config: BuildConfig) -> tuple[str, ...]:  # noqa: ARG002
+        return NETWORK_FILES
+
+    def build_cost(
+        self,
+        weight_bytes: int,  # noqa: ARG002
+        build_config: BuildConfig,  # noqa: ARG002
+        model: ModelConfig,  # noqa: ARG002
+    ) -> BuildCost | None:
+        return None
+
+    def compile(
+        self,
+        directory: Path,  # noqa: ARG002
+        rank: int,  # noqa: ARG002
+        build_config: BuildConfig,  # noqa: ARG002
+        model: ModelConfig,  # noqa: ARG002
+        options: CompileOptions,
+        report: ProgressCallback,  # noqa: ARG002
+    ) -> None:
+        """Nothing is left to do: the network's writer has checked the graph."""
+        refuse_timing_caches(self.name, options)

@@ -6,11 +6,12 @@ from engine_build.targets import TARGET_NAMES
 from engine_build.targets.interface import Target, TargetError
 from engine_build.targets.openvino import OpenVinoTarget
 from engine_build.targets.reference import ReferenceTarget
+from engine_build.targets.tensorrt.rtx import TensorRtRtxTarget
 
 
 def select_target(name: str) -> Target:
     """Raises `TargetError` for a name that is not in `TARGET_NAMES`."""
-    targets: tuple[Target, ...] = (OpenVinoTarget(), ReferenceTarget())
+    targets: tuple[Target, ...] = (OpenVinoTarget(), ReferenceTarget(), TensorRtRtxTarget())
     for target in targets:
         if target.name == name:
             return target

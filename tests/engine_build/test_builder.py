@@ -12,7 +12,7 @@ from engine_build.builder import BuildError, build_engine, resolve_build_config
 from engine_build.checkpoint import open_checkpoint
 from engine_build.manifest import BuildConfig
 from engine_build.network import NetworkError
-from engine_build.targets.interface import TargetError
+from engine_build.targets.interface import CompileOptions, TargetError
 from engine_build.targets.select import select_target
 from tests.engine_build.engines import build_tiny_engine, tiny_gguf
 from tests.engine_build.tiny_checkpoint import tiny_config
@@ -91,11 +91,12 @@ def test_the_openvino_plan_is_compiled_when_it_is_built(tmp_path: Path) -> None:
 
 def test_a_network_that_does_not_compile_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     """OpenVINO gets a file that is no model, as after a defect in the network's writer."""
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"no model")
+    (tmp_path / "model.onnx").write_bytes(b"no model")
     target = select_target("openvino")
     with pytest.raises(TargetError, match="OpenVINO cannot compile the network"):
-        target.prove(path, resolve_build_config(tiny_config(), target))
+        target.compile(
+            tmp_path, 0, resolve_build_config(tiny_config(), target), tiny_config(), CompileOptions(), lambda *_: None
+        )
 
 
 def test_a_checkpoint_without_a_tokenizer_gives_an_engine_without_one(tmp_path: Path) -> None:

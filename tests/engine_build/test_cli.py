@@ -67,7 +67,7 @@ def test_a_build_writes_an_engine_and_says_with_what_settings(
     done = _run("--checkpoint_dir", checkpoints / name, "--output_dir", output_dir, "--target", target)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"wrote {output_dir}")
-    assert "max_seq_len       1024" in done.stderr
+    assert "max_seq_len           1024" in done.stderr
     assert ("token ids only" in done.stderr) is (name == "hugging_face")
     engine = EngineDirectory.open(output_dir, target=target, verify=True)
     assert engine.build_config.max_seq_len == 1024
@@ -87,7 +87,7 @@ def test_every_setting_reaches_the_manifest(checkpoints: Path, tmp_path: Path) -
     where = ("--checkpoint_dir", checkpoints / "tiny.gguf", "--output_dir", tmp_path / "engine")
     done = _run(*where, "--target", "reference", *flags, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["build_config"] == settings
+    assert json.loads(done.stdout)["build_config"] == settings | {"tp_size": 1, "pp_size": 1, "tensorrt": None}
 
 
 def test_a_dry_run_prints_memory_and_writes_nothing(checkpoints: Path, tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_directory_that_is_no_engine_is_not_replaced(checkpoints: Path, tmp_pa
 def test_an_engine_of_another_format_version_is_refused(tmp_path: Path) -> None:
     engine = build_tiny_engine(tiny_gguf(tmp_path), tmp_path / "engine")
     manifest = engine.path / "config.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
-    assert "has format version 2, this release reads version 1" in _refusal("inspect", engine.path)
+    manifest.write_text(manifest.read_text().replace('"format_version": 2', '"format_version": 3'))
+    assert "has format version 3, this release reads version 2" in _refusal("inspect", engine.path)
 
 
 def test_a_disk_that_is_full_ends_the_build_in_one_line_and_nothing_is_left(checkpoints: Path, tmp_path: Path) -> None:

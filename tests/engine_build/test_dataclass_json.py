@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine_build.checkpoint.model_config import ModelConfig, RopeScaling
 from engine_build.dataclass_json import DecodeError, decode
-from engine_build.manifest import BuildConfig, FileRecord, Manifest, TensorSpec
+from engine_build.manifest import BuildConfig, FileRecord, Manifest, TensorRtConfig, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ _manifests = st.builds(
     format_version=_sizes,
     builder_versions=st.dictionaries(_names, _names, max_size=3),
     target=_names,
-    arch=_names,
     pretrained_config=st.builds(
         ModelConfig,
         norm_epsilon=st.floats(allow_nan=False, allow_infinity=False),
@@ -62,7 +61,10 @@ _manifests = st.builds(
         ),
         eos_token_ids=st.lists(_sizes, max_size=3).map(tuple),
     ),
-    build_config=st.builds(BuildConfig),
+    build_config=st.builds(
+        BuildConfig,
+        tensorrt=st.none() | st.builds(TensorRtConfig, compute_capabilities=st.lists(_names, max_size=2).map(tuple)),
+    ),
     inputs=st.dictionaries(
         _names, st.builds(TensorSpec, shape=st.lists(_sizes | _names, max_size=3).map(tuple)), max_size=2
     ),

@@ -254,8 +254,12 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         NetworkOptions("fp8")
     with pytest.raises(NetworkError, match="activation_dtype 'half'"):
         NetworkOptions(activation_dtype="half")
-    with pytest.raises(NetworkError, match=r"weight_dtype 'int4' .* as_stored, int8"):
+    with pytest.raises(NetworkError, match=r"weight_dtype 'int3' .* as_stored, int8, int4, fp8"):
+        NetworkOptions(weight_dtype="int3")
+    with pytest.raises(NetworkError, match="weight_dtype 'int4' cannot be written as groups; as_stored and int8 can"):
         NetworkOptions(weight_dtype="int4")
+    with pytest.raises(NetworkError, match=r"quantized_as 'dust' .* groups, quantize_linear"):
+        NetworkOptions(quantized_as="dust")
 
 
 def test_a_matrix_that_does_not_divide_into_groups_is_refused(tmp_path: Path) -> None:
