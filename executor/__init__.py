@@ -31,12 +31,13 @@ from executor.api.errors import (
     ErrorCode,
     ExecutorShutDownError,
     InvalidRequestError,
+    PinQuotaExceededError,
     QueueFullError,
     ReceiptNotFoundError,
     RequestError,
     UnsupportedFeatureError,
-)
     WrongRoleError,
+)
 from executor.api.guided import GuidedDecodingConfig, GuidedDecodingParams
 from executor.api.kv_cache_config import (
     CacheTransceiverBackendType,
@@ -46,6 +47,7 @@ from executor.api.kv_cache_config import (
     KvCacheTransferMode,
     RuntimeDefaults,
 )
+from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.model_inputs import LoraConfig, MropeConfig, MultimodalInput, PeftCacheConfig, PromptTuningConfig
 from executor.api.parallel import CommunicationMode, CommunicationType, OrchestratorConfig, ParallelConfig
 from executor.api.receipt import RequestReceipt, SequenceReceipt
@@ -60,9 +62,9 @@ from executor.api.response import (
     TimingMetrics,
     Usage,
 )
+from executor.api.role import InstanceRole
 from executor.api.sampling_config import SamplingConfig
 from executor.api.stats import (
-from executor.api.role import InstanceRole
     DebugTensorsPerIteration,
     DisServingRequestStats,
     InflightBatchingStats,
@@ -108,14 +110,15 @@ __all__ = [
     "GuidedDecodingConfig",
     "GuidedDecodingParams",
     "InflightBatchingStats",
+    "InstanceRole",
     "InvalidRequestError",
     "IterationStats",
-    "InstanceRole",
     "KvCacheConfig",
     "KvCacheMetrics",
     "KvCacheRetentionConfig",
     "KvCacheStats",
     "KvCacheTransferMode",
+    "KvLedger",
     "LogitsPostProcessorConfig",
     "LookaheadDecodingConfig",
     "LoraConfig",
@@ -126,6 +129,8 @@ __all__ = [
     "OutputConfig",
     "ParallelConfig",
     "PeftCacheConfig",
+    "PinQuotaExceededError",
+    "PinnedPrefix",
     "PromptTuningConfig",
     "QueueFullError",
     "ReceiptNotFoundError",
@@ -151,7 +156,7 @@ __all__ = [
     "TimingMetrics",
     "UnsupportedFeatureError",
     "Usage",
+    "WrongRoleError",
     "__version__",
     "kv_cache",
 ]
-    "WrongRoleError",

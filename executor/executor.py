@@ -19,6 +19,7 @@ from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
 from executor.api.kv_cache import KVCacheEventManager
 from executor.api.kv_cache_config import CacheTransceiverConfig
+from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
@@ -27,6 +28,7 @@ from executor.api.stats import DebugTensorsPerIteration, IterationStats, Request
 from executor.debug_tensors import DebugTensors
 from executor.engines.open import engine_spec, kv_cache_dtype, open_engine
 from executor.guided_decoding import open_guided_decoding
+from executor.kv_account import KvAccount
 from executor.kv_events import KvEventSource
 from executor.kv_tiers import open_mover
 from executor.kv_upkeep import KvUpkeep
@@ -111,22 +113,27 @@ class Executor:
         _logger.info("engine ready after %.1f s", time.monotonic() - started)
 
         kv_config = kv_cache_manager_config(config, self.pool_size, self.spec)
-        self._batch_manager, self._kv, self._trace = open_scheduler(scheduling, kv_config, config.trace_path)
+        self._batch_manager, self._kv, self._trace = open_scheduler(
+            scheduling, kv_config, config.trace_path, redact=config.trace_redact
+        )
         limits = StatsLimits(
             config.iter_stats_max_iterations, config.request_stats_max_iterations, config.iteration_table_max_rows
         )
-        self._stats = StatsRecorder(self._batch_manager, self._kv, self.spec, config.batching_type, limits)
-        runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
-        step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
-        self._receipts = Receipts(config.receipts_max_requests)
         size = self.pool_size
         mover = open_mover(self._engine, size.host_blocks, size.disk_blocks, kv.disk_cache_dir)
         self._kv_upkeep = KvUpkeep(self._batch_manager, self._kv, mover)
+        self._stats = StatsRecorder(
+            self._batch_manager, self._kv, self._kv_upkeep, self.spec, config.batching_type, limits
+        )
+        runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
+        step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
+        self._receipts = Receipts(config.receipts_max_requests)
         self._transfers = self._open_transfers(config.cache_transceiver_config)
         handover = Handover(self._transfers)
         self._loop = ExecutorLoop(
             self._batch_manager, self._kv_upkeep, step, drafter, self._stats, self._receipts, handover
         )
+        self._kv_account = KvAccount(self._kv, self._kv_upkeep, self._loop.batch_manager_lock)
         self._contexts = ContextIntake(config.cache_transceiver_config, self._transfers)
         self._intake = RequestIntake(config, self.spec, self._grammars, self._contexts)
         self._responses = ResponseQueue()
@@ -298,6 +305,30 @@ class Executor:
     @property
     def num_unfinished_requests(self) -> int:
         return self._loop.num_unfinished
+
+    def kv_ledger(self) -> KvLedger:
+        """Who holds which KV block, what the tiers hold, what is pinned (not upstream's). O(blocks)."""
+        return self._kv_account.ledger()
+
+    def pin_prefix(
+        self, input_token_ids: Sequence[int], *, cache_salt_id: int | None = None, duration: timedelta | None = None
+    ) -> PinnedPrefix:
+        """Keep what is cached of a prompt's beginning in the pool, whole blocks of it (not upstream's).
+
+        Args:
+            input_token_ids: the prefix; requests that computed it have run before.
+            cache_salt_id: theirs.
+            duration: for how long; `None`: until `unpin_prefix`.
+
+        Raises:
+            InvalidRequestError: nothing of the prefix is in the pool, or an argument is wrong.
+            PinQuotaExceededError: `kv_cache_config.max_pinned_fraction` of the pool would be exceeded.
+        """
+        return self._kv_account.pin(input_token_ids, cache_salt_id, duration)
+
+    def unpin_prefix(self, pin_id: int) -> None:
+        """Undo `pin_prefix` (not upstream's). Raises `InvalidRequestError` when there is no such pin (any more)."""
+        self._kv_account.unpin(pin_id)
 
     # -- changing how it runs ---------------------------------------------------------------------------------------
 

@@ -65,8 +65,10 @@ class Scheduler(NamedTuple):
     """The BatchManager itself, where it records; to be closed."""
 
 
-def open_scheduler(config: BatchManagerConfig, kv_config: KvCacheConfig, trace_path: str | Path | None) -> Scheduler:
-    """A BatchManager, recording into `trace_path` if that is given.
+def open_scheduler(
+    config: BatchManagerConfig, kv_config: KvCacheConfig, trace_path: str | Path | None, *, redact: bool = False
+) -> Scheduler:
+    """A BatchManager, recording into `trace_path` if that is given, without prompts and answers where `redact`.
 
     Raises:
         OSError: the trace cannot be written there.
@@ -76,7 +78,7 @@ def open_scheduler(config: BatchManagerConfig, kv_config: KvCacheConfig, trace_p
         return Scheduler(BatchManager(config, kv), kv, None)
     clock = InstantClock()
     kv = ObservedKvCacheManager(kv_config, clock)
-    recorder = TraceRecorder(config, kv, clock, trace_path)
+    recorder = TraceRecorder(config, kv, clock, trace_path, redact=redact)
     return Scheduler(recorder, kv, recorder)
 
 

@@ -159,7 +159,10 @@ class ExecutorConfig:
     receipts_max_requests: int = addition(1000)
     """Receipts kept for `Executor.get_receipt`, those of the requests that ended last."""
     trace_path: str | Path | None = addition(None)
-    """Record what the BatchManager is asked and decides into this file, for `batch_manager.trace.replay`."""
+    """Record what the BatchManager and the KV cache are asked and decide into this file, for
+    `batch_manager.trace.replay`."""
+    trace_redact: bool = addition(False)
+    """Keep token ids, cache salts and image digests out of the trace: what is left can be replayed, and not read."""
 
     def validate(self) -> None:
         """Raise a `RequestError` naming the first field that is wrong whatever the engine is."""
@@ -187,6 +190,10 @@ class ExecutorConfig:
         ):
             _check_not_negative(name, getattr(self, name))
         self.kv_cache_config.validate()
+        if self.trace_redact and self.trace_path is None:
+            raise InvalidRequestError(
+                "trace_redact is set without a trace_path: nothing is recorded", field="trace_redact"
+            )
         if self.debug_config is not None:
             _check_not_negative(
                 "debug_config.debug_tensors_max_iterations", self.debug_config.debug_tensors_max_iterations

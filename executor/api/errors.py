@@ -66,6 +66,12 @@ class QueueFullError(RequestError):
     code = ErrorCode.RESOURCE_EXHAUSTED
 
 
+class PinQuotaExceededError(RequestError):
+    """So much of the KV cache is pinned already that this prefix does not fit in `max_pinned_fraction`."""
+
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+
 class ExecutorShutDownError(RequestError):
     """The executor takes no requests any more."""
 
