@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from executor.engines.reference_kv_cache import gather, tokens_per_block, write_rows
+
 
 def paged_attention(
     query: Tensor,
@@ -29,6 +31,7 @@ def paged_attention(
     head_size: int,
     scale: float,
     sliding_window: int,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Write this step's keys and values into the pool, then attend causally through the block tables.
 
@@ -36,7 +39,7 @@ def paged_attention(
         query: `[T, num_heads * head_size]`, rotated.
         key: `[T, num_kv_heads * head_size]`, rotated.
         value: `[T, num_kv_heads * head_size]`.
-        key_cache: `[num_blocks, num_kv_heads, tokens_per_block, head_size]`, written in place, any float dtype.
+        key_cache: a pool as `reference_kv_cache` lays it out, of any of its types; written in place.
         value_cache: like `key_cache`.
         past_lens: `[B]`, see `StepInputs`; so are the next three.
         subsequence_begins: `[B + 1]`.
@@ -48,15 +51,16 @@ def paged_attention(
         head_size: elements of a head.
         scale: multiplies the scores before the softmax.
         sliding_window: positions a query sees, its own included; 0 for all of them.
+        soft_cap: bounds scores smoothly, `soft_cap * tanh(score / soft_cap)`; 0 leaves them as they are.
 
     Returns:
         `[T, num_heads * head_size]` in the query's dtype. Computed in float32 from what the pool holds, so a pool of
         a narrower dtype rounds keys and values once, when they are written.
     """
-    tokens_per_block = key_cache.shape[2]
+    block_size = tokens_per_block(key_cache, head_size)
     queries = query.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_size).float()
-    keys = key.reshape(-1, num_kv_heads, head_size).to(key_cache.dtype)
-    values = value.reshape(-1, num_kv_heads, head_size).to(value_cache.dtype)
+    keys = key.reshape(-1, num_kv_heads, head_size)
+    values = value.reshape(-1, num_kv_heads, head_size)
     output = torch.empty_like(queries)
 
     row_begins, table_begins = subsequence_begins.tolist(), block_indices_begins.tolist()
@@ -65,20 +69,17 @@ def paged_attention(
         table = block_indices[table_begins[sequence] : table_begins[sequence + 1]].long()
         num_rows = rows.stop - rows.start
         positions = torch.arange(past, past + num_rows, device=query.device)
-        blocks, slots = table[positions // tokens_per_block], positions % tokens_per_block
-        key_cache[blocks, :, slots] = keys[rows]
-        value_cache[blocks, :, slots] = values[rows]
+        blocks, slots = table[positions // block_size], positions % block_size
+        write_rows(key_cache, blocks, slots, keys[rows])
+        write_rows(value_cache, blocks, slots, values[rows])
 
-        context_keys = _gather(key_cache, table)
-        context_values = _gather(value_cache, table)
+        context_keys = gather(key_cache, table, head_size)
+        context_values = gather(value_cache, table, head_size)
         for row in range(num_rows):
             end = past + row + 1
             begin = max(0, end - sliding_window) if sliding_window else 0
             scores = queries[rows.start + row] @ context_keys[:, begin:end].mT * scale
+            if soft_cap:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
             output[rows.start + row] = scores.softmax(dim=-1) @ context_values[:, begin:end]
     return output.reshape(-1, num_heads * head_size).to(query.dtype)
-
-
-def _gather(cache: Tensor, table: Tensor) -> Tensor:
-    """Blocks of one sequence as `[num_kv_heads, len(table) * tokens_per_block, head_size]`, float32."""
-    return cache[table].transpose(0, 1).flatten(1, 2).float()

@@ -1,0 +1,1 @@
+"""Paged attention on NVIDIA GPUs: Triton kernels, and compiling them ahead of time."""
