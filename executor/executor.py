@@ -112,15 +112,15 @@ class Executor:
         self._engine.warm_up()
         _logger.info("engine ready after %.1f s", time.monotonic() - started)
 
-        kv_config = kv_cache_manager_config(config, self.pool_size, self.spec)
+        size = self.pool_size
+        mover = open_mover(self._engine, size.host_blocks, size.disk_blocks, kv.disk_cache_dir)
+        kv_config = kv_cache_manager_config(config, size, self.spec)
         self._batch_manager, self._kv, self._trace = open_scheduler(
             scheduling, kv_config, config.trace_path, redact=config.trace_redact
         )
         limits = StatsLimits(
             config.iter_stats_max_iterations, config.request_stats_max_iterations, config.iteration_table_max_rows
         )
-        size = self.pool_size
-        mover = open_mover(self._engine, size.host_blocks, size.disk_blocks, kv.disk_cache_dir)
         self._kv_upkeep = KvUpkeep(self._batch_manager, self._kv, mover)
         self._stats = StatsRecorder(
             self._batch_manager, self._kv, self._kv_upkeep, self.spec, config.batching_type, limits

@@ -57,7 +57,6 @@ class DiskPool:
         """
         self.path = directory / FILE_NAME
         self._slot_bytes = slot_bytes(bytes_per_block)
-        self._written: list[_Written | None] = [None] * num_slots
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -73,6 +72,7 @@ class DiskPool:
         except BaseException:
             os.close(self._file)
             raise
+        self._written: list[_Written | None] = [None] * num_slots
 
     def view(self, slot: int) -> NDArray[np.uint8] | None:  # noqa: ARG002
         """What is in the file is checked before it is used."""
