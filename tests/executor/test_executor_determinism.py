@@ -14,6 +14,7 @@ from engine_build.builder import build_engine, resolve_build_config
 from engine_build.targets.select import select_target
 from executor import (
     CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
     Executor,
     ExecutorConfig,
     ExternalDraftTokensConfig,
@@ -24,7 +25,7 @@ from executor import (
     SchedulerConfig,
 )
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
-from tests.executor.driving import request, run, run_one
+from tests.executor.driving import finish, request, run, run_one
 
 OUTPUT = {"return_log_probs": True, "num_top_log_probs": 2, "return_generation_logits": True}
 NUM_REQUESTS = 32
@@ -85,6 +86,14 @@ def alone(engine_dir: Path) -> list[Answer]:
         pytest.param({}, id="in a batch of 32"),
         pytest.param({"max_num_tokens": 32, "max_batch_size": 8}, id="in chunks"),
         pytest.param({"max_num_tokens": 5, "max_batch_size": 2}, id="in tiny chunks"),
+        pytest.param(
+            {
+                "max_num_tokens": 24,
+                "scheduler_config": SchedulerConfig(context_chunking_policy=ContextChunkingPolicy.EQUAL_PROGRESS),
+            },
+            id="in chunks of equal progress",
+        ),
+        pytest.param({"enable_chunked_context": False}, id="without chunks"),
         pytest.param({"kv_cache_config": KvCacheConfig(enable_block_reuse=False)}, id="without reuse"),
     ],
 )
@@ -104,14 +113,62 @@ def test_answers_are_the_same_numbers_after_pauses(engine_dir: Path, alone: list
     assert sum(each.num_paused_requests for each in stats if each) > 0, "the pool was too large to force a pause"
 
 
-def test_answers_are_the_same_numbers_with_speculation(engine_dir: Path, alone: list[Answer]) -> None:
+def with_drafts(alone: list[Answer]) -> list[Request]:
+    """The requests with prompt lookup, a third of them with wrong drafts of their own."""
     drafted = mixed_requests()
     for index, (each, answer) in enumerate(zip(drafted, alone, strict=True)):
         each.lookahead_config = LookaheadDecodingConfig()
         if index % 3 == 0:
             wrong_from_third_on = [*answer.token_ids[:2], 3, 4]
             each.external_draft_tokens_config = ExternalDraftTokensConfig(wrong_from_third_on)
+    return drafted
+
+
+def test_answers_are_the_same_numbers_with_speculation(engine_dir: Path, alone: list[Answer]) -> None:
+    drafted = with_drafts(alone)
     with Executor(engine_dir, ExecutorConfig(deterministic=True)) as executor:
         assert [answer_of(each[-1].result) for each in run(executor, *drafted)] == alone
         stats = [each.specdec_stats for each in executor.get_latest_iteration_stats()]
     assert sum(each.num_accepted_tokens for each in stats if each) > 20
+
+
+def test_answers_are_the_same_numbers_with_speculation_alone(engine_dir: Path, alone: list[Answer]) -> None:
+    with Executor(engine_dir, ExecutorConfig(deterministic=True)) as executor:
+        assert [answer_of(run_one(executor, each)) for each in with_drafts(alone)] == alone
+
+
+@pytest.mark.parametrize("max_num_tokens", [256, 24])
+def test_answers_are_the_same_numbers_with_speculation_chunks_and_pauses_together(
+    engine_dir: Path, alone: list[Answer], max_num_tokens: int
+) -> None:
+    config = ExecutorConfig(
+        deterministic=True,
+        max_num_tokens=max_num_tokens,
+        scheduler_config=SchedulerConfig(CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=KvCacheConfig(max_tokens=240),
+    )
+    with Executor(engine_dir, config) as executor:
+        ids = executor.enqueue_requests(with_drafts(alone))
+        assert [answer_of(finish(executor, each)[-1].result) for each in ids] == alone
+        sequences = [executor.get_receipt(each).sequences[0] for each in ids]
+    assert sum(len(each.pauses) for each in sequences) > 0, "the pool was too large to force a pause"
+    assert any(each.pauses and each.num_accepted_draft_tokens for each in sequences)
+
+
+def test_prompt_log_probs_are_the_same_numbers_in_any_chunks_with_reuse_and_in_a_batch(engine_dir: Path) -> None:
+    output = {"return_prompt_log_probs": True, "return_context_logits": True}
+
+    def contexts(together: bool, **config: Any) -> list[tuple[list[float] | None, bytes]]:
+        requests = [request(each.input_token_ids, 2, output=output) for each in mixed_requests()]
+        with Executor(engine_dir, ExecutorConfig(deterministic=True, **config)) as executor:
+            results = (
+                [each[-1].result for each in run(executor, *requests)]
+                if together
+                else [run_one(executor, each) for each in requests]
+            )
+        return [(each.prompt_log_probs, np.ascontiguousarray(each.context_logits).tobytes()) for each in results]
+
+    expected = contexts(False)
+    assert sum(len(log_probs or ()) for log_probs, _ in expected) > 300
+    for max_num_tokens in (2, 7, 16, 256):
+        assert contexts(True, max_num_tokens=max_num_tokens, max_batch_size=min(32, max_num_tokens // 2)) == expected
