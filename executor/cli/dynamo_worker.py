@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engine_build.engine_dir import EngineDirectory
-from executor import GuidedDecodingConfig
+from executor import GuidedDecodingConfig, InstanceRole
 from executor.cli import options
 from executor.cli.opening import configure_logging, end_ids, one_line_errors, opened_executor, opened_tokenizer
 from executor.guided_decoding import can_guide
@@ -43,7 +43,10 @@ def dynamo_worker(
         str | None, typer.Option("--model_name", help="Shown to clients; the directory's name by default.")
     ] = None,
     namespace: Annotated[str, typer.Option("--namespace", rich_help_panel=_CLUSTER)] = "dynamo",
-    component: Annotated[str, typer.Option("--component", rich_help_panel=_CLUSTER)] = "backend",
+    component: Annotated[
+        str | None,
+        typer.Option("--component", help="By the role: prefill, or backend.", rich_help_panel=_CLUSTER),
+    ] = None,
     endpoint: Annotated[str, typer.Option("--endpoint", rich_help_panel=_CLUSTER)] = "generate",
     discovery_backend: Annotated[
         DiscoveryBackend,
@@ -60,6 +63,9 @@ def dynamo_worker(
         EventPlane | None,
         typer.Option("--event_plane", help="zmq with file discovery, else nats.", rich_help_panel=_CLUSTER),
     ] = None,
+    role: options.Role = InstanceRole.BOTH,
+    transfer_listen: options.TransferListen = None,
+    kv_transfer_timeout_ms: options.KvTransferTimeout = 30_000,
     max_batch_size: options.MaxBatchSize = None,
     max_num_tokens: options.MaxNumTokens = None,
     kv_cache_max_tokens: options.KvCacheMaxTokens = None,
@@ -88,6 +94,8 @@ def dynamo_worker(
     from executor.dynamo.worker import DynamoConfig, run_worker  # an optional dependency
 
     configure_logging(log_level)
+    is_parted = role not in (None, InstanceRole.BOTH) or transfer_listen is not None
+    transceiver = options.transceiver_config(role, transfer_listen, kv_transfer_timeout_ms) if is_parted else None
     config = options.executor_config(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
@@ -99,6 +107,7 @@ def dynamo_worker(
         context_chunking_policy=context_chunking_policy,
         deterministic=deterministic,
         num_threads=num_threads,
+        cache_transceiver_config=transceiver,
         event_buffer_max_size=_EVENTS if enable_block_reuse else 0,
     )
     with one_line_errors():
@@ -114,7 +123,7 @@ def dynamo_worker(
                 DynamoConfig(
                     model_name or engine_dir.resolve().name,
                     namespace,
-                    component,
+                    component or ("prefill" if role is InstanceRole.CONTEXT else "backend"),
                     endpoint,
                     discovery_backend,
                     request_plane,

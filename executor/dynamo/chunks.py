@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batch_manager.request import FinishReason
+from executor.dynamo.handover import Ended
 from executor.serving.events import Delta, Finished, TokenLogProb
 
 _FINISH_REASONS = {
@@ -37,6 +38,16 @@ def _candidates(token_id: int, token: TokenLogProb) -> list[dict[str, Any]]:
     ]
 
 
+def ended_chunk(ended: Ended, prompt_tokens: int) -> dict[str, Any]:
+    """All of an output that ended with its context."""
+    return {
+        "index": 0,
+        "token_ids": ended.token_ids,
+        "finish_reason": ended.finish_reason,
+        "completion_usage": _usage(prompt_tokens, len(ended.token_ids), 0),
+    }
+
+
 def final_chunk(finished: Finished) -> dict[str, Any]:
     """Why an output ended, and what it used."""
     usage = finished.usage
@@ -44,13 +55,17 @@ def final_chunk(finished: Finished) -> dict[str, Any]:
         "index": finished.output_index,
         "token_ids": [],
         "finish_reason": _FINISH_REASONS[finished.finish_reason],
-        "completion_usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.reused_tokens},
-        },
+        "completion_usage": _usage(usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens),
     }
     if finished.prompt_log_probs:
         chunk["engine_data"] = {"prompt_logprobs": [None, *finished.prompt_log_probs]}
     return chunk
+
+
+def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }

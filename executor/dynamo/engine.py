@@ -22,12 +22,15 @@ from dynamo.llm.exceptions import DynamoException, EngineShutdown, InvalidArgume
 
 from executor.api.errors import ErrorCode, RequestError
 from executor.api.kv_cache import KVCacheEvent
+from executor.api.role import InstanceRole
 from executor.api.stats import IterationStats
-from executor.dynamo.chunks import delta_chunk, final_chunk
+from executor.dynamo.chunks import delta_chunk, ended_chunk, final_chunk
+from executor.dynamo.handover import Ended, from_json, to_json
 from executor.dynamo.kv_event_batches import KvEventBatches
 from executor.dynamo.requests import read_request
 from executor.serving.events import Delta, Finished
 from executor.serving.generation import GenerationService
+from executor.serving.generation_request import GenerationRequest
 from executor.serving.interface import ServedExecutor
 from executor.serving.kv_event_feed import KvEventFeed
 from executor.serving.stats_feed import StatsFeed
@@ -43,6 +46,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         model_directory: str,
         model_name: str,
         num_blocks: int,
+        role: InstanceRole,
         on_ready: Callable[[int], None],
     ) -> None:
         """Bind.
@@ -50,9 +54,10 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         Args:
             executor: records KV cache events.
             end_ids: the model's end tokens.
-            model_directory: what the frontend reads, see `write_model_directory`.
+            model_directory: what the frontend reads, see `model_directory.py`.
             model_name: shown to clients.
             num_blocks: of the KV pool.
+            role: which part of the requests it does.
             on_ready: called with the worker's id right before it is found by others.
         """
         self._executor = executor
@@ -60,6 +65,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         self._model_directory = model_directory
         self._model_name = model_name
         self._num_blocks = num_blocks
+        self._role = role
         self._on_ready = on_ready
         self._worker_id = 0
         self._service: GenerationService | None = None
@@ -99,21 +105,40 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
         """One request's chunks. Leaving the generator cancels what has not ended."""
-        assert self._service is not None
         normalize_request_token_ids(request)
         try:
-            stream = await self._service.start(read_request(request))
-            with stream:
-                self._request_ids[context.id()] = stream.accepted.request_id
+            wanted = read_request(request, self._role)
+            if self._role is InstanceRole.GENERATION:
+                handed = from_json(request.get("prefill_result") or {})
+                if isinstance(handed, Ended):
+                    yield ended_chunk(handed, len(request["token_ids"]))
+                    return
+                wanted.context_phase_params = handed
+            async for chunk in self._generate(wanted, context.id()):
+                yield chunk
+        except RequestError as error:
+            raise _dynamo_error(error) from error
+
+    async def _generate(self, wanted: GenerationRequest, dynamo_id: str) -> AsyncGenerator[dict[str, Any], None]:
+        assert self._service is not None
+        token_ids: list[int] = []
+        """Of a context: its first token, unless that ended it."""
+        try:
+            with await self._service.start(wanted) as stream:
+                self._request_ids[dynamo_id] = stream.accepted.request_id
                 async for event in stream:
                     if isinstance(event, Delta):
                         yield delta_chunk(event)
+                        if self._role is InstanceRole.CONTEXT:
+                            token_ids += event.token_ids
                     elif isinstance(event, Finished):
-                        yield final_chunk(event)
-        except RequestError as error:
-            raise _dynamo_error(error) from error
+                        chunk = final_chunk(event)
+                        if self._role is InstanceRole.CONTEXT:
+                            ended = Ended(chunk["finish_reason"], token_ids)
+                            chunk["disaggregated_params"] = to_json(event.context_phase_params or ended)
+                        yield chunk
         finally:
-            self._request_ids.pop(context.id(), None)
+            self._request_ids.pop(dynamo_id, None)
 
     async def abort(self, context: Any) -> None:
         """The client has gone, or the frontend has cancelled."""
@@ -134,7 +159,9 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
             self._kv_events.close()
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        """A prompt of one token, for probes of an idle worker."""
+        """A prompt of one token, for probes of an idle worker; none where requests need a context from elsewhere."""
+        if self._role is InstanceRole.GENERATION:
+            return None
         payload: dict[str, Any] = build_health_check_payload(bos_token_id=self._end_ids[0] if self._end_ids else 0)
         return payload
 

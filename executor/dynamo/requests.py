@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
-from executor.api.request import GuidedDecodingParams, GuideType
+from executor.api.request import GuidedDecodingParams, GuideType, RequestType
+from executor.api.role import InstanceRole
 from executor.api.sampling_config import SamplingConfig
 from executor.serving.generation_request import GenerationRequest, TokenPrompt
 
@@ -58,11 +59,21 @@ _KNOWN_STOPS = frozenset(
         "stop_token_ids_visible",
     }
 )
+_REQUEST_TYPES = {
+    InstanceRole.CONTEXT: RequestType.REQUEST_TYPE_CONTEXT_ONLY,
+    InstanceRole.GENERATION: RequestType.REQUEST_TYPE_GENERATION_ONLY,
+    InstanceRole.BOTH: RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION,
+}
 _GUIDES = {"json": GuideType.JSON_SCHEMA, "regex": GuideType.REGEX, "grammar": GuideType.EBNF_GRAMMAR}
 
 
-def read_request(request: Mapping[str, Any]) -> GenerationRequest:
+def read_request(request: Mapping[str, Any], role: InstanceRole = InstanceRole.BOTH) -> GenerationRequest:
     """What Dynamo asks for, as the serving layer takes it.
+
+    Args:
+        request: as it came.
+        role: of the instance. A context instance is asked for one token of an output whose limit it is not told, so
+            it is let believe that there is one more.
 
     Raises:
         InvalidRequestError, UnsupportedFeatureError: names the field.
@@ -85,7 +96,8 @@ def read_request(request: Mapping[str, Any]) -> GenerationRequest:
     top_k = sampling.get("top_k")
     return GenerationRequest(
         TokenPrompt(request["token_ids"]),
-        max_tokens=stops.get("max_tokens"),
+        max_tokens=2 if role is InstanceRole.CONTEXT else stops.get("max_tokens"),
+        request_type=_REQUEST_TYPES[role],
         sampling_config=SamplingConfig(
             temperature=1.0 if temperature is None else temperature,
             top_p=sampling.get("top_p"),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvloop
 from dynamo.common.backend import Worker, WorkerConfig
+from dynamo.common.constants import DisaggregationMode
 
+from executor.api.role import InstanceRole
 from executor.dynamo.engine import ExecutorEngine
-from executor.dynamo.model_directory import write_model_directory
+from executor.dynamo.model_directory import model_directory
 from executor.executor import Executor
+
+_MODES = {
+    InstanceRole.CONTEXT: DisaggregationMode.PREFILL,
+    InstanceRole.GENERATION: DisaggregationMode.DECODE,
+    InstanceRole.BOTH: DisaggregationMode.AGGREGATED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class DynamoConfig:
     model_name: str
     namespace: str = "dynamo"
     component: str = "backend"
+    """Context and generation workers of one model have components of their own."""
     endpoint: str = "generate"
     discovery_backend: str = "etcd"
     request_plane: str = "tcp"
@@ -35,7 +42,7 @@ def run_worker(
     """Register, serve, and drain at SIGTERM or SIGINT.
 
     Args:
-        executor: outlives the worker.
+        executor: outlives the worker; its role is the worker's.
         end_ids: the model's end tokens.
         config: where the cluster is.
         on_ready: called with the worker's id right before it is found by others.
@@ -44,18 +51,19 @@ def run_worker(
         UnsupportedFeatureError: the engine directory has no tokenizer.
         Exception: the discovery backend cannot be reached, as Dynamo words it.
     """
-    with tempfile.TemporaryDirectory(prefix="inflight-model-") as directory:
-        write_model_directory(executor.manifest, executor.spec.max_seq_len, Path(directory))
-        num_blocks = executor.pool_size.num_blocks
-        engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, on_ready)
-        worker_config = WorkerConfig(
-            namespace=config.namespace,
-            component=config.component,
-            endpoint=config.endpoint,
-            model_name=directory,
-            served_model_name=config.model_name,
-            discovery_backend=config.discovery_backend,
-            request_plane=config.request_plane,
-            event_plane=config.event_plane,
-        )
-        uvloop.run(Worker(engine, worker_config).run())
+    directory = str(model_directory(executor.manifest, executor.spec.max_seq_len))
+    role = executor.role
+    num_blocks = executor.pool_size.num_blocks
+    engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, role, on_ready)
+    worker_config = WorkerConfig(
+        namespace=config.namespace,
+        component=config.component,
+        endpoint=config.endpoint,
+        model_name=directory,
+        served_model_name=config.model_name,
+        discovery_backend=config.discovery_backend,
+        request_plane=config.request_plane,
+        event_plane=config.event_plane,
+        disaggregation_mode=_MODES[role],
+    )
+    uvloop.run(Worker(engine, worker_config).run())
