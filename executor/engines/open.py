@@ -45,6 +45,7 @@ def open_engine(
     kv_cache_dtype: str | None = None,
     num_threads: int | None = None,
     deterministic: bool = False,
+    device: str = "cpu",
 ) -> Engine:
     """Load the plan and allocate the KV pool.
 
@@ -54,6 +55,7 @@ def open_engine(
         kv_cache_dtype: what keys and values are kept in; `None` for the target's default.
         num_threads: CPU threads; `None` takes all cores. The reference engine takes them always.
         deterministic: a row's logits are bit-equal in every step in which each sequence has two rows or more.
+        device: where an engine of target reference runs: `cpu` or `cuda`. The others run where they were built for.
 
     Raises:
         EngineDirectoryError: the directory is missing, damaged or of another format version.
@@ -85,7 +87,14 @@ def open_engine(
             "target reference needs the package torch: pip install 'inflight-executor[reference]'"
         ) from error
 
-    return ReferenceEngine(directory.model_path, spec, num_blocks, kv_cache_dtype=kv_cache_dtype)
+    return ReferenceEngine(
+        directory.model_path,
+        spec,
+        num_blocks,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        deterministic=deterministic,
+    )
 
 
 def kv_cache_dtype(engine_dir: EngineDirectory | Path, wanted: str | None = None) -> str:

@@ -11,20 +11,17 @@ from torch import Tensor
 
 from executor.api.errors import UnsupportedFeatureError
 from executor.engines.interface import EngineSpec, InvalidStepError, StepInputs
+from executor.engines.reference_cuda import cuda_operators
 from executor.engines.reference_graph import ReferenceGraph, UnsupportedGraphError
+from executor.engines.reference_kv_cache import KV_CACHE_DTYPES, block_shape
+from executor.engines.reference_operators import OPERATORS
 from executor.engines.validate import validate_block_ids, validate_step
-
-KV_CACHE_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 
 
 class ReferenceEngine:
-    """Implements `Engine` on any torch device, for blocks of any size.
+    """Implements `Engine` on a CPU or an NVIDIA GPU, for blocks of any size.
 
-    Its pools are `[num_blocks, num_kv_heads, tokens_per_block, head_size]`, a key and a value pool for each layer.
+    There is a key and a value pool for each layer, laid out as `reference_kv_cache` says.
     """
 
     def __init__(
@@ -35,6 +32,7 @@ class ReferenceEngine:
         *,
         kv_cache_dtype: str = "float32",
         device: str = "cpu",
+        deterministic: bool = False,
     ) -> None:
         """Load the graph and allocate the pools.
 
@@ -42,8 +40,9 @@ class ReferenceEngine:
             model_path: `model.onnx`, its external data beside it.
             spec: what the graph was built for.
             num_blocks: blocks in the pool, at least 1.
-            kv_cache_dtype: `float32`, `float16` or `bfloat16`: what the pool holds.
-            device: a torch device.
+            kv_cache_dtype: one of `KV_CACHE_DTYPES`: what the pool holds.
+            device: `cpu` or `cuda`, or one of several GPUs, as `cuda:1`.
+            deterministic: on a GPU, a row's bits do not depend on what else is in the step. On a CPU they never do.
 
         Raises:
             UnsupportedGraphError: the file is no graph that this engine can run, or not one of `spec`.
@@ -54,8 +53,8 @@ class ReferenceEngine:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
         dtype = KV_CACHE_DTYPES[kv_cache_dtype]
-        pool_shape = (num_blocks, spec.num_kv_heads, spec.tokens_per_block, spec.head_size)
-        bytes_per_block = 2 * spec.num_layers * dtype.itemsize * int(np.prod(pool_shape[1:]))
+        shape = block_shape(spec.num_kv_heads, spec.tokens_per_block, spec.head_size, dtype)
+        bytes_per_block = 2 * spec.num_layers * dtype.itemsize * int(np.prod(shape))
         if spec.kv_bytes_per_block != bytes_per_block:
             raise ValueError(
                 f"spec.kv_bytes_per_block is {spec.kv_bytes_per_block}, but a block of {spec.tokens_per_block} tokens, "
@@ -65,12 +64,16 @@ class ReferenceEngine:
         self.spec = spec
         self.num_blocks = num_blocks
         self._device = _usable(device)
-        self._graph = ReferenceGraph(Path(model_path), self._device)
+        is_cuda = self._device.type == "cuda"
+        operators = cuda_operators(self._device, deterministic=deterministic) if is_cuda else OPERATORS
+        self._graph = ReferenceGraph(Path(model_path), self._device, operators)
         self._pools: dict[str, Tensor] = {
-            f"{kind}_cache_{layer}": torch.zeros(pool_shape, dtype=dtype, device=self._device)
+            f"{kind}_cache_{layer}": torch.zeros((num_blocks, *shape), dtype=dtype, device=self._device)
             for layer in range(spec.num_layers)
             for kind in ("key", "value")
         }
+        # Not every type can be indexed by torch; bytes can.
+        self._bytes = [pool.view(torch.uint8).reshape(num_blocks, -1) for pool in self._pools.values()]
         expected = {*StepInputs._fields, "max_context_len", *self._pools}
         if set(self._graph.inputs) != expected:
             raise UnsupportedGraphError(
@@ -86,7 +89,8 @@ class ReferenceEngine:
             name: torch.from_numpy(array).to(self._device) for name, array in inputs._asdict().items()
         } | self._pools
         context_lens = inputs.past_lens + np.diff(inputs.subsequence_begins)
-        tensors["max_context_len"] = torch.tensor(int(context_lens.max()), dtype=torch.int32, device=self._device)
+        # On the host: it decides what is launched.
+        tensors["max_context_len"] = torch.tensor(int(context_lens.max()), dtype=torch.int32)
         with torch.inference_mode():
             (logits,) = self._graph.run(tensors)
         result: NDArray[np.float32] = logits.float().cpu().numpy()
@@ -104,14 +108,13 @@ class ReferenceEngine:
         validate_block_ids(sources, self.num_blocks)
         validate_block_ids(targets, self.num_blocks)
         source_ids, target_ids = (torch.from_numpy(ids).to(self._device) for ids in (sources, targets))
-        for pool in self._pools.values():
-            pool[target_ids] = pool[source_ids]
+        for memory in self._bytes:
+            memory[target_ids] = memory[source_ids]
 
     def read_block(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """See `Engine.read_block`."""
         validate_block_ids(np.array([block_id]), self.num_blocks)
-        parts = [pool[block_id].reshape(-1).view(torch.uint8) for pool in self._pools.values()]
-        data: NDArray[np.uint8] = torch.cat(parts).cpu().numpy()
+        data: NDArray[np.uint8] = torch.cat([memory[block_id] for memory in self._bytes]).cpu().numpy()
         if out is None:
             return data
         np.copyto(out, data)
@@ -124,9 +127,9 @@ class ReferenceEngine:
             raise InvalidStepError(
                 f"block data is {data.dtype}{list(data.shape)}; it must be uint8[{self.spec.kv_bytes_per_block}]"
             )
-        parts = torch.from_numpy(data.copy()).to(self._device).chunk(len(self._pools))
-        for pool, part in zip(self._pools.values(), parts, strict=True):
-            pool[block_id] = part.view(pool.dtype).reshape(pool.shape[1:])
+        parts = torch.from_numpy(data.copy()).to(self._device).chunk(len(self._bytes))
+        for memory, part in zip(self._bytes, parts, strict=True):
+            memory[block_id] = part
 
     def kv_regions(self) -> list[NDArray[np.uint8]]:
         """See `Engine.kv_regions`."""
@@ -134,11 +137,12 @@ class ReferenceEngine:
             raise UnsupportedFeatureError(
                 f"transfers from a pool on {self._device} are not supported; only pools in main memory are"
             )
-        return [pool.view(torch.uint8).reshape(self.num_blocks, -1).numpy() for pool in self._pools.values()]
+        return [memory.numpy() for memory in self._bytes]
 
     def close(self) -> None:
         """Let go of pools and weights; the engine cannot run afterwards."""
         self._pools.clear()
+        self._bytes.clear()
         del self._graph
 
 

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
-from executor.engines.reference_operators import OPERATORS, TORCH_DTYPES
+from executor.engines.reference_operators import HOST_INPUTS, OPERATORS, TORCH_DTYPES, Operator
 
 _MINIMUM_OPSET = 18  # before it, operators took as attributes what they take as inputs now
 _OWN_DOMAIN = "inflight"
@@ -48,18 +48,21 @@ class _Call(NamedTuple):
 class ReferenceGraph:
     """A loaded graph. `run` has no state besides what the operators write into the tensors they are given."""
 
-    def __init__(self, model_path: Path, device: torch.device) -> None:
+    def __init__(
+        self, model_path: Path, device: torch.device, operators: Mapping[tuple[str, str], Operator] = OPERATORS
+    ) -> None:
         """Load, check and fold.
 
         Args:
             model_path: an ONNX file; its external data lies beside it.
             device: where constants are put and calls run.
+            operators: (domain, operator type) -> what computes it.
 
         Raises:
             UnsupportedGraphError: not an ONNX model, truncated weights, or a node no function here defines.
         """
         self._path = model_path
-        self._device = device
+        self._operators = operators
         try:
             model = onnx.load(model_path, load_external_data=False)
         except (OSError, DecodeError) as error:
@@ -72,7 +75,11 @@ class ReferenceGraph:
         """Name -> dtype of what `run` must be given."""
         self._outputs = tuple(value.name for value in graph.output)
         self._files: dict[str, np.memmap] = {}
-        self._constants = {tensor.name: self._constant(tensor) for tensor in graph.initializer}
+        on_host = _host_constants(graph)
+        self._constants = {
+            tensor.name: self._constant(tensor).to("cpu" if tensor.name in on_host else device)
+            for tensor in graph.initializer
+        }
         with torch.inference_mode():
             self._calls = self._fold([self._call(node) for node in graph.node])
 
@@ -123,7 +130,7 @@ class ReferenceGraph:
                     f"{self._path}: constant {tensor.name} needs {num_bytes} bytes at offset {begin} of "
                     f"{info.location}, which has {len(data)} bytes"
                 )
-        return torch.from_numpy(raw).view(dtype).reshape(tuple(tensor.dims)).to(self._device)
+        return torch.from_numpy(raw).view(dtype).reshape(tuple(tensor.dims))
 
     def _file(self, location: str, tensor_name: str) -> np.memmap:
         if location not in self._files:
@@ -139,9 +146,9 @@ class ReferenceGraph:
 
     def _call(self, node: onnx.NodeProto) -> _Call:
         where = f"{self._path}: node {node.name or node.output[0]!r}"
-        function = OPERATORS.get((node.domain, node.op_type))
+        function = self._operators.get((node.domain, node.op_type))
         if function is None:
-            known = ", ".join(sorted(".".join(filter(None, key)) for key in OPERATORS))
+            known = ", ".join(sorted(".".join(filter(None, key)) for key in self._operators))
             wanted = ".".join(filter(None, (node.domain, node.op_type)))
             raise UnsupportedGraphError(f"{where} is a {wanted}, which the reference engine lacks; it has {known}")
         attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -174,6 +181,16 @@ class ReferenceGraph:
             seen.update(last_uses)
             marked.append(call._replace(last_uses=last_uses))
         return marked[::-1]
+
+
+def _host_constants(graph: onnx.GraphProto) -> set[str]:
+    """Constants that only say how to cut or shape: kept where they are read, so that no step waits for a device."""
+    uses = [
+        (name, position in HOST_INPUTS.get(node.op_type, ()))
+        for node in graph.node
+        for position, name in enumerate(node.input)
+    ]
+    return {name for name, is_host in uses if is_host} - {name for name, is_host in uses if not is_host}
 
 
 def _run(call: _Call, values: Mapping[str, Tensor]) -> Sequence[Tensor]:

@@ -6,7 +6,7 @@ A function's positional parameters are the operator's inputs, its keyword-only p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from onnx import TensorProto
@@ -147,3 +147,11 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("inflight", "PagedAttention"): paged_attention,
 }
 """(domain, operator type) -> its definition."""
+
+HOST_INPUTS: Mapping[str, Collection[int]] = {
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Unsqueeze": (1,),
+}
+"""Operator type -> positions of inputs whose values decide shapes; their functions read them on the host."""

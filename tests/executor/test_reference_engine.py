@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine_build.checkpoint.model_config import ModelConfig, RopeScaling
 from executor.engines.interface import InvalidStepError
-from executor.engines.reference import ReferenceEngine
+from executor.engines.reference import KV_CACHE_DTYPES, ReferenceEngine
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 from tests.executor.hand_fed import Piece, pack
 from tests.executor.tiny_engine import (
@@ -121,7 +121,7 @@ def test_only_sampled_rows_come_back_in_the_order_they_were_asked_for(
     assert engine.execute(pack([piece], 4, [])).shape == (0, 128)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_a_block_read_from_one_engine_and_written_into_another_continues_the_sequence(
     kv_cache_dtype: str, model_path: Path
 ) -> None:
@@ -181,6 +181,16 @@ def test_quantized_and_narrow_networks_stay_near_the_same_weights_in_float32(
     assert np.abs(logits - expected).mean() < tolerance * np.abs(expected).mean()
 
 
+@pytest.mark.parametrize(("kv_cache_dtype", "tolerance"), [("int8", 0.02), ("float8_e4m3fn", 0.1)])
+def test_keys_and_values_in_8_bits_stay_near_those_in_float32(
+    kv_cache_dtype: str, tolerance: float, model_path: Path, whole: list[NDArray[np.float32]]
+) -> None:
+    engine = reference_engine(model_path, tiny_config(), kv_cache_dtype=kv_cache_dtype)
+    logits = engine.execute(pack([Piece(SEQUENCES[2], 0, 60, range(16))], 4))
+    difference = np.abs(logits - whole[2]).mean()
+    assert 0 < difference < tolerance * np.abs(whole[2]).mean()
+
+
 @pytest.mark.parametrize("block_id", [-1, NUM_BLOCKS])
 def test_block_ids_outside_the_pool_are_refused(block_id: int, model_path: Path) -> None:
     engine = reference_engine(model_path, tiny_config(), num_blocks=NUM_BLOCKS)
@@ -200,8 +210,8 @@ def test_block_data_of_another_size_is_refused(model_path: Path) -> None:
 
 def test_wrong_construction_is_refused_with_what_would_be_right(model_path: Path) -> None:
     spec = engine_spec(tiny_config())
-    with pytest.raises(ValueError, match="must be one of float32, float16, bfloat16"):
-        ReferenceEngine(model_path, spec, 4, kv_cache_dtype="int8")
+    with pytest.raises(ValueError, match="must be one of float32, float16, bfloat16, float8_e4m3fn, int8"):
+        ReferenceEngine(model_path, spec, 4, kv_cache_dtype="int4")
     with pytest.raises(ValueError, match="device is 'abacus', which torch cannot use here"):
         ReferenceEngine(model_path, spec, 4, device="abacus")
     with pytest.raises(ValueError, match="num_blocks is 0"):

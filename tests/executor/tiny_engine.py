@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.network import MODEL_FILE, NetworkOptions, write_network
 from executor.engines.interface import EngineSpec
 from executor.engines.reference import KV_CACHE_DTYPES, ReferenceEngine
+from executor.engines.reference_kv_cache import block_shape
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint
 
 torch.set_num_threads(1)
@@ -28,7 +30,8 @@ def write_tiny_network(checkpoint: TinyCheckpoint, directory: Path, dtype: str =
 
 def engine_spec(config: ModelConfig, *, tokens_per_block: int = 4, kv_cache_dtype: str = "float32") -> EngineSpec:
     """Limits large enough for any test, for blocks of the given size."""
-    elements_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
+    dtype = KV_CACHE_DTYPES[kv_cache_dtype]
+    shape = block_shape(config.num_key_value_heads, tokens_per_block, config.head_size, dtype)
     return EngineSpec(
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
@@ -39,7 +42,7 @@ def engine_spec(config: ModelConfig, *, tokens_per_block: int = 4, kv_cache_dtyp
         max_num_tokens=512,
         max_input_len=256,
         max_seq_len=256,
-        kv_bytes_per_block=elements_per_token * KV_CACHE_DTYPES[kv_cache_dtype].itemsize * tokens_per_block,
+        kv_bytes_per_block=2 * config.num_hidden_layers * math.prod(shape) * dtype.itemsize,
     )
 
 
