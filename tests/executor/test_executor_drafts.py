@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from executor import ExternalDraftTokensConfig, InvalidRequestError, LookaheadDecodingConfig, SamplingConfig
+from executor import (
+    ExternalDraftTokensConfig,
+    InvalidRequestError,
+    KvCacheConfig,
+    LookaheadDecodingConfig,
+    SamplingConfig,
+    kv_cache,
+)
 from executor import UnsupportedFeatureError as Unsupported
 from tests.executor.driving import OpenExecutor, request, run, run_one
 
@@ -89,3 +96,27 @@ def test_a_lookahead_configuration_out_of_range_is_refused_at_the_edge(open_exec
     with pytest.raises(InvalidRequestError, match="max_window_size is 0"):
         executor.enqueue_request(request([3], lookahead_config=LookaheadDecodingConfig(0, 3, 4)))
     assert len(run_one(executor, request([3])).output_token_ids[0]) == 12
+
+
+def test_rejected_drafts_are_never_found_in_the_cache(open_executor: OpenExecutor) -> None:
+    """Wrong drafts fill whole blocks, whose keys and values are computed; none of them may be stored for reuse."""
+    executor = open_executor(kv_cache_config=KvCacheConfig(event_buffer_max_size=1000))
+    manager = executor.get_kv_cache_event_manager()
+    assert manager is not None
+    prompt = [3, 4, 5, 6, 7, 8]
+    plain = run_one(executor, request(prompt, 16)).output_token_ids[0]
+    for num_right in (0, 1, 5):
+        wrong = [(token + 1) % 128 for token in plain[num_right : num_right + 10]]
+        config = ExternalDraftTokensConfig([*plain[:num_right], *wrong])
+        fields: Any = {"external_draft_tokens_config": config, "cache_salt_id": 1 + num_right}
+        assert run_one(executor, request(prompt, 16, **fields)).output_token_ids[0] == plain
+    stored = [
+        [token.token_id for token in block.tokens]
+        for event in manager.get_latest_events()
+        if isinstance(event.data, kv_cache.KVCacheStoredData)
+        for block in event.data.blocks
+    ]
+    text = [*prompt, *plain]
+    assert len(stored) >= 4 * (len(text) // 4 - 1)
+    for block in stored:
+        assert any(block == text[begin : begin + len(block)] for begin in range(0, len(text), 4))

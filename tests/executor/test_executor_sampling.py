@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor import FinishReason, InvalidRequestError, SamplingConfig
+from executor import FinishReason, InvalidRequestError, KvCacheConfig, SamplingConfig
 from tests.executor.driving import OpenExecutor, request, run, run_one
 
 PROMPT = [3, 4, 5]
@@ -112,3 +112,21 @@ def test_a_time_limit_that_is_no_timedelta_is_refused_by_name(open_executor: Ope
     with pytest.raises(ValueError, match=r"timeout is .*; it must be a timedelta, or None"):
         executor.await_responses(request_id, limit)
     assert executor.await_responses(request_id)
+
+
+def test_the_same_prompt_several_times_in_one_batch_gives_the_same_answer_every_time(
+    open_executor: OpenExecutor,
+) -> None:
+    executor = open_executor(deterministic=True, kv_cache_config=KvCacheConfig(enable_block_reuse=False))
+    output = {"return_log_probs": True}
+    others = [request([9 + index], 5 + index) for index in range(6)]
+    for _ in range(2):
+        answers = run(executor, *(request([3, 4, 5, 6], 16, output=output) for _ in range(4)), *others)[:4]
+        found = {(tuple(each[-1].result.output_token_ids[0]), tuple(each[-1].result.log_probs[0])) for each in answers}
+        assert len(found) == 1
+
+
+def test_an_output_that_nothing_ends_is_bounded_by_max_tokens(open_executor: OpenExecutor) -> None:
+    result = run_one(open_executor(), request([3, 4], 200, end_id=-1))
+    assert result.finish_reasons == [FinishReason.LENGTH]
+    assert len(result.output_token_ids[0]) == 200
