@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from datetime import timedelta
 from importlib.metadata import version
 
 import grpc
@@ -21,6 +20,7 @@ from executor.serving.grpc_control_messages import (
     kv_pin_message,
     limits_message,
     output_receipt_message,
+    pin_duration,
     row_message,
     wait_reason_message,
 )
@@ -194,7 +194,7 @@ class ControlServicer:
         pin = self._executor.pin_prefix(
             request.token_ids,
             cache_salt_id=request.cache_salt_id if request.HasField("cache_salt_id") else None,
-            duration=timedelta(seconds=request.seconds) if request.HasField("seconds") else None,
+            duration=pin_duration(request),
         )
         return pb.PinPrefixResponse(pin=kv_pin_message(pin))
 

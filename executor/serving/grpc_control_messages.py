@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import assert_never
 
 from batch_manager import WaitCode, WaitReason
@@ -9,6 +10,7 @@ from batch_manager.iteration_table import IterationRow
 from batch_manager.kv import OwnerKind
 from batch_manager.plan import Phase
 from executor.api import kv_cache
+from executor.api.errors import InvalidRequestError
 from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
 from executor.api.stats import IterationStats
@@ -113,6 +115,21 @@ def output_receipt_message(output_index: int, receipt: RequestReceipt) -> pb.Out
 def _wait_code(code: WaitCode) -> pb.WaitCode:
     value: pb.WaitCode = pb.WaitCode.Value(f"WAIT_CODE_{code.name}")
     return value
+
+
+def pin_duration(request: pb.PinPrefixRequest) -> timedelta | None:
+    """How long to keep a pin; `None`: until it is undone.
+
+    Raises:
+        InvalidRequestError: not a positive number, or longer than a `timedelta` can say.
+    """
+    if not request.HasField("seconds"):
+        return None
+    if not 0 < request.seconds < timedelta.max.total_seconds():
+        raise InvalidRequestError(
+            f"seconds is {request.seconds}; it must be above 0 and finite, or not set", field="seconds"
+        )
+    return timedelta(seconds=request.seconds)
 
 
 def kv_ledger_message(ledger: KvLedger) -> pb.KvLedgerResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 
 import grpc
@@ -33,7 +34,7 @@ from protos.inflight.v1 import control_pb2 as pb
 from protos.inflight.v1 import inference_pb2
 from tests.serving.byte_tokenizer import END_ID
 from tests.serving.fake_executor import FakeExecutor
-from tests.serving.harness import RunningServer, running_server
+from tests.serving.harness import RunningServer, running_server, violated_field
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -131,6 +132,15 @@ async def test_executor_kv_shows_owners_tiers_and_pins() -> None:
     ledger = json.loads(as_json.output)
     assert ledger["counts"] == {"free": 7, "used": 2, "cached": 1, "leased": 0}
     assert ledger["entries"][0]["owner"] == "request 7"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 1e308])
+async def test_a_pin_lasts_for_a_positive_time_that_can_be_told(seconds: float) -> None:
+    async with running_server() as server:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.control.PinPrefix(pb.PinPrefixRequest(token_ids=[1] * 16, seconds=seconds))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert violated_field(caught.value) == "seconds"
 
 
 async def test_a_paused_server_takes_requests_and_runs_them_when_resumed() -> None:
