@@ -132,6 +132,14 @@ class AsyncInferenceClient:
     async def unpin_prefix(self, pin_id: int, *, timeout: float | None = None) -> None:
         await self._run(calls.unpin_prefix(pin_id), timeout)
 
+    def iteration_stats(self) -> AsyncIterator[pb.IterationStatsResponse]:
+        """Every iteration from now on, until the iteration is left."""
+        return self._stream("IterationStats", pb.IterationStatsRequest())
+
+    def kv_events(self) -> AsyncIterator[pb.KvEventsResponse]:
+        """What happens to KV cache blocks, until the iteration is left."""
+        return self._stream("KvEvents", pb.KvEventsRequest())
+
     async def pause(self, *, timeout: float | None = None) -> None:
         """Run no iteration until `resume`."""
         await self._run(calls.pause(), timeout)
@@ -151,6 +159,13 @@ class AsyncInferenceClient:
         """Change the limits that are named; returns those in force."""
         call = calls.update_limits(max_batch_size, max_num_tokens, max_queue_size, max_queued_tokens)
         return await self._run(call, timeout)
+
+    async def _stream(self, method: str, request: object) -> AsyncIterator[Any]:
+        try:
+            async for message in self._methods[method](request, metadata=self._metadata):
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise typed_error(error.code(), error.details(), error.trailing_metadata()) from None
 
     async def _run(self, call: Call[_T], timeout: float | None) -> _T:
         method = self._methods[call.method]

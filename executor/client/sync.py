@@ -132,6 +132,14 @@ class InferenceClient:
     def unpin_prefix(self, pin_id: int, *, timeout: float | None = None) -> None:
         self._run(calls.unpin_prefix(pin_id), timeout)
 
+    def iteration_stats(self) -> Iterator[pb.IterationStatsResponse]:
+        """Every iteration from now on, until the iteration is left."""
+        return self._stream("IterationStats", pb.IterationStatsRequest())
+
+    def kv_events(self) -> Iterator[pb.KvEventsResponse]:
+        """What happens to KV cache blocks, until the iteration is left."""
+        return self._stream("KvEvents", pb.KvEventsRequest())
+
     def pause(self, *, timeout: float | None = None) -> None:
         """Run no iteration until `resume`."""
         self._run(calls.pause(), timeout)
@@ -151,6 +159,15 @@ class InferenceClient:
         """Change the limits that are named; returns those in force."""
         call = calls.update_limits(max_batch_size, max_num_tokens, max_queue_size, max_queued_tokens)
         return self._run(call, timeout)
+
+    def _stream(self, method: str, request: object) -> Iterator[Any]:
+        call = self._methods[method](request, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise typed_error(error.code(), error.details(), error.trailing_metadata()) from None
+        finally:
+            call.cancel()
 
     def _run(self, call: Call[_T], timeout: float | None) -> _T:
         method = self._methods[call.method]

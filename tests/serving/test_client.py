@@ -11,7 +11,8 @@ import pytest
 
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
-from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError
+from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
+from executor.api.kv_cache import KVCacheEvent, KVCacheRemovedData
 from executor.api.request import GuidedDecodingParams, GuideType, KvCacheRetentionConfig, LookaheadDecodingConfig
 from executor.api.response import Usage
 from executor.api.sampling_config import SamplingConfig
@@ -154,6 +155,48 @@ async def test_an_operator_reads_and_changes_a_server_through_either_client() ->
         assert (await client.model_info()).has_tokenizer
         assert (await client.server_info()).schema_revision == grpc_messages.SCHEMA_REVISION
         assert (await client.load()).num_unfinished_requests == 0
+
+
+async def test_the_kv_cache_is_seen_pinned_and_followed_through_either_client() -> None:
+    executor = FakeExecutor(step_seconds=0.01)
+    executor.kv_events = [KVCacheEvent(1, KVCacheRemovedData([5]), 8)]
+
+    def use(client: InferenceClient) -> None:
+        pin = client.pin_prefix([1] * 16, seconds=2.5)
+        assert [each.pin_id for each in client.kv_ledger().pins] == [pin.pin_id]
+        client.unpin_prefix(pin.pin_id)
+        assert not client.kv_ledger().pins
+        assert next(client.kv_events()).event_id == 1
+        with pytest.raises(InvalidRequestError, match="cannot be sent"):
+            client.pin_prefix([-1])
+
+    await with_client(executor, use)
+    async with running_server() as server, AsyncInferenceClient(server.target) as client:
+        pin = await client.pin_prefix([1] * 16)
+        assert [each.pin_id for each in (await client.kv_ledger()).pins] == [pin.pin_id]
+        await client.unpin_prefix(pin.pin_id)
+        with pytest.raises((CallError, RequestError), match="event_buffer_max_size"):
+            await anext(client.kv_events())
+
+
+async def test_iterations_are_followed_while_requests_run() -> None:
+    async with running_server(FakeExecutor(step_seconds=0.01)) as server, AsyncInferenceClient(server.target) as client:
+
+        async def follow() -> list[int]:
+            seen = []
+            async for stats in client.iteration_stats():
+                seen.append(stats.iteration)
+                if len(seen) == 5:
+                    return seen
+            return seen
+
+        following = asyncio.ensure_future(follow())
+        with client.generate("abc", max_tokens=500, streaming=True) as generation:
+            async for _ in generation:
+                if following.done():
+                    break
+        seen = await following
+    assert seen == list(range(seen[0], seen[0] + 5))
 
 
 @pytest.mark.parametrize(
