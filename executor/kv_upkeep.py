@@ -44,7 +44,8 @@ class KvUpkeep:
                 self._batch_manager.restart(disappointed)
 
     def order(self) -> None:
-        """Hand over the copies that are wanted now. After planning, whether anything was planned or not."""
+        """Hand over the copies that are wanted now: loads after planning, and after an update what it released, before
+        the next plan can give it to others."""
         if self._mover is not None:
             self._mover.submit(self._kv.take_transfers())
 

@@ -239,6 +239,7 @@ class ExecutorLoop:
                 self._stats.record_rows(plan)
                 self._handover.keep(plan)
                 progress = self._batch_manager.update(plan, [draws.token_ids for draws in sampled])
+                self._kv_upkeep.order()
                 self._handover.offer(self._live.sequences)
         except Exception as error:  # whatever is raised on the way, it fails this batch and not the loop
             _logger.exception("iteration %d failed; its %d requests end", plan.iteration, len(scheduled))

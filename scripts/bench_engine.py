@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from engine_build.engine_dir import EngineDirectory, EngineDirectoryError
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 
@@ -18,9 +20,11 @@ def demo_checkpoint() -> Path:
 
 
 def demo_engine(dtype: str = "bfloat16") -> Path:
-    """An engine directory for target `openvino`."""
+    """An engine directory for target `openvino`, built if there is none that this release reads."""
     engine_dir = CACHE / "engines" / f"bench-{dtype}"
-    if not (engine_dir / "config.json").exists():
+    try:
+        EngineDirectory.open(engine_dir)
+    except EngineDirectoryError:  # there is none yet, or one of another format version
         build = Path(sys.executable).with_name("engine-build")
         command = [build, "--checkpoint_dir", demo_checkpoint(), "--output_dir", engine_dir, "--target", "openvino"]
         subprocess.run([*command, "--dtype", dtype], check=True, stdout=sys.stderr)

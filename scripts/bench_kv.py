@@ -1,4 +1,4 @@
-"""What the KV cache costs (bookkeeping) and saves (time to first token of a cached prompt)."""
+"""What the KV cache costs (bookkeeping, copies) and saves (time to first token of a cached prompt)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from bench_engine import demo_engine
 from bench_kv_bookkeeping import costs_table, measure, worst
+from bench_kv_tiers import copy_speeds, first_tokens, median_ratio
 from rich.console import Console
 
 from executor import Executor, ExecutorConfig, Request
@@ -24,7 +25,8 @@ def main(
     events: Annotated[bool, typer.Option("--events", help="Bookkeeping with the event stream on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is one JSON object.")] = False,
 ) -> None:
-    """Measure the bookkeeping alone, then prompts of 2,000 cached tokens and 16 new ones on the CPU engine."""
+    """Measure the bookkeeping alone, then on the CPU engine prompts of 2,000 cached tokens and 16 new ones, found
+    in the pool and in the tiers below it."""
     console = Console(stderr=as_json)
     bookkeeping = measure(2 if quick else 5, events=events)
     console.print(costs_table(bookkeeping))
@@ -35,12 +37,23 @@ def main(
         f"time to first token, {PREFIX_TOKENS} + {QUESTION_TOKENS} tokens: cold {cold_ms:.0f} ms, "
         f"cached {cached_ms:.0f} ms (medians of {len(cold)}), ratio {ratio:.3f}"
     )
+    speeds = copy_speeds(3 if quick else 10)
+    console.print("blocks moved, GB/s: " + ", ".join(f"{name} {speed:.2f}" for name, speed in speeds.items()))
+    tiers = {tier: first_tokens(tier, 1 if quick else 4, PREFIX_TOKENS, QUESTION_TOKENS) for tier in ("host", "disk")}
+    for tier, times in tiers.items():
+        console.print(
+            f"the same from the {tier} tier: {statistics.median(times.cached) * 1e3:.0f} ms, cold "
+            f"{statistics.median(times.cold) * 1e3:.0f} ms, ratio {median_ratio(times):.3f}"
+        )
     if as_json:
         result = {
             **worst(bookkeeping),
             "ttft_cold_ms": cold_ms,
             "ttft_cached_ms": cached_ms,
             "ttft_cached_over_cold": ratio,
+            **{f"ttft_{tier}_over_cold": median_ratio(times) for tier, times in tiers.items()},
+            **{f"{name}_over_memcpy": speed / speeds["memcpy"] for name, speed in speeds.items() if name != "memcpy"},
+            "gigabytes_per_second": speeds,
             "cases": bookkeeping,
         }
         print(json.dumps(result))

@@ -68,7 +68,7 @@ class KvCacheConfig:
     attention_dp_events_gather_period_ms: int = refused(5, ONE_DEVICE)
     runtime_defaults: InitVar[RuntimeDefaults | None] = None
     kv_cache_dtype: str | None = addition(None)
-    """`None`: as the plan computes; `"int8"`: 8 bit, quantised by token."""
+    """`None`: as the plan computes; `"uint8"`: 8 bits, with a scale for each token and head."""
     disk_cache_size: int | None = addition(None)
     """Bytes of a file for blocks that leave main memory, or the pool where there is no `host_cache_size`; `None` or 0:
     no file."""

@@ -62,7 +62,7 @@ KvCacheFraction = Annotated[
 ]
 KvCacheDtype = Annotated[
     str | None,
-    typer.Option("--kv_cache_dtype", help="int8 halves or quarters the KV cache.", rich_help_panel=_RUN),
+    typer.Option("--kv_cache_dtype", help="uint8 halves or quarters the KV cache.", rich_help_panel=_RUN),
 ]
 BlockReuse = Annotated[
     bool,
