@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from executor import (
+    CacheTransceiverConfig,
     CapacitySchedulerPolicy,
     ContextChunkingPolicy,
     ExecutorConfig,
+    InstanceRole,
     KvCacheConfig,
     SamplingConfig,
     SchedulerConfig,
@@ -19,6 +21,9 @@ from executor import (
 
 _RUN = "How the engine runs"
 _SAMPLING = "How tokens are chosen"
+
+
+_TRANSFERS = "Contexts from and for other instances"
 
 
 class CapacityPolicyName(StrEnum):
@@ -91,6 +96,29 @@ Deterministic = Annotated[
 NumThreads = Annotated[
     int | None, typer.Option("--num_threads", help="CPU threads; all cores by default.", rich_help_panel=_RUN)
 ]
+Role = Annotated[
+    InstanceRole | None,
+    typer.Option(
+        "--role", help="Which requests are taken; with it contexts are exchanged.", rich_help_panel=_TRANSFERS
+    ),
+]
+TransferListen = Annotated[
+    str | None,
+    typer.Option(
+        "--transfer_listen",
+        help="HOST:PORT where other instances ask for contexts; a free port of 127.0.0.1 by default.",
+        rich_help_panel=_TRANSFERS,
+    ),
+]
+KvTransferTimeout = Annotated[
+    int,
+    typer.Option(
+        "--kv_transfer_timeout_ms",
+        help="How long a context waits for whoever goes on with it.",
+        min=1,
+        rich_help_panel=_TRANSFERS,
+    ),
+]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", help="0, or unset: the likeliest token.", rich_help_panel=_SAMPLING)
 ]
@@ -110,6 +138,16 @@ MaxTokens = Annotated[int | None, typer.Option("--max_tokens", help="Most tokens
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")]
 LogLevel = Annotated[LogLevelName, typer.Option("--log_level", help="Lines on standard error.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the model's end token.")]
+
+
+def transceiver_config(role: InstanceRole | None, listen: str | None, timeout_ms: int) -> CacheTransceiverConfig | None:
+    """How contexts are exchanged: not at all without a role and an address."""
+    if role is None and listen is None:
+        return None
+    config = CacheTransceiverConfig(role=role or InstanceRole.BOTH, kv_transfer_timeout_ms=timeout_ms)
+    if listen is not None:
+        config.listen = listen
+    return config
 
 
 def executor_config(
@@ -132,6 +170,7 @@ def executor_config(
     disk_cache_size: int | None = None,
     disk_cache_dir: str | None = None,
     secondary_offload_min_priority: int | None = None,
+    cache_transceiver_config: CacheTransceiverConfig | None = None,
 ) -> ExecutorConfig:
     """What the options say about running an engine."""
     return ExecutorConfig(
@@ -156,6 +195,7 @@ def executor_config(
         max_queued_tokens=max_queued_tokens,
         deterministic=deterministic,
         num_threads=num_threads,
+        cache_transceiver_config=cache_transceiver_config,
         iteration_table_max_rows=iteration_table_max_rows,
     )
 

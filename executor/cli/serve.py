@@ -92,6 +92,9 @@ def serve(
     context_chunking_policy: options.ChunkingPolicy = options.ChunkingPolicyName.FIRST_COME_FIRST_SERVED,
     deterministic: options.Deterministic = False,
     num_threads: options.NumThreads = None,
+    role: options.Role = None,
+    transfer_listen: options.TransferListen = None,
+    kv_transfer_timeout_ms: options.KvTransferTimeout = 30_000,
     max_queue_size: Annotated[
         int | None, typer.Option("--max_queue_size", help="Requests that may wait.", rich_help_panel=_LIMITS)
     ] = None,
@@ -167,6 +170,7 @@ def serve(
         disk_cache_size=disk_cache_size,
         disk_cache_dir=None if disk_cache_dir is None else str(disk_cache_dir),
         secondary_offload_min_priority=secondary_offload_min_priority,
+        cache_transceiver_config=options.transceiver_config(role, transfer_listen, kv_transfer_timeout_ms),
         capacity_scheduler_policy=capacity_scheduler_policy,
         context_chunking_policy=context_chunking_policy,
         deterministic=deterministic,
@@ -213,6 +217,8 @@ def serve(
             typer.echo(f"listening on {host}:{ports.grpc}")
             if ports.http is not None:
                 typer.echo(f"http on {host}:{ports.http}")
+            if executor.transfer_address is not None:
+                typer.echo(f"transfers on {executor.transfer_address}")
             if ports.metrics is not None:
                 typer.echo(f"metrics on {host}:{ports.metrics}")
 

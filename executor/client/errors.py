@@ -14,6 +14,7 @@ from executor.api.errors import (
     QueueFullError,
     RequestError,
     UnsupportedFeatureError,
+    WrongRoleError,
 )
 
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -21,6 +22,7 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _ERRORS: dict[str, type[RequestError]] = {
     ErrorCode.INVALID_ARGUMENT: InvalidRequestError,
     ErrorCode.UNIMPLEMENTED: UnsupportedFeatureError,
+    ErrorCode.FAILED_PRECONDITION: WrongRoleError,
     ErrorCode.ALREADY_EXISTS: DuplicateRequestError,
     ErrorCode.RESOURCE_EXHAUSTED: QueueFullError,
     ErrorCode.UNAVAILABLE: ExecutorShutDownError,

@@ -11,7 +11,13 @@ from batch_manager.iteration_table import IterationRow
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
 from executor.api.errors import InvalidRequestError
-from executor.api.request import GuidedDecodingParams, KvCacheRetentionConfig, LookaheadDecodingConfig
+from executor.api.request import (
+    ContextPhaseParams,
+    GuidedDecodingParams,
+    KvCacheRetentionConfig,
+    LookaheadDecodingConfig,
+    RequestType,
+)
 from executor.api.response import Usage
 from executor.api.sampling_config import SamplingConfig
 from executor.serving.events import Accepted, Delta, Event, Finished, StopMatch, TokenLogProb
@@ -51,6 +57,8 @@ class GenerationFields(TypedDict, total=False):
     guided_decoding_params: GuidedDecodingParams | None
     lookahead_config: LookaheadDecodingConfig | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
+    request_type: RequestType
+    context_phase_params: ContextPhaseParams | None
     request_id: str | None
 
 
@@ -128,6 +136,17 @@ def _request_message(request: GenerationRequest) -> inference_pb2.GenerateReques
             setattr(message.lookahead_config, field.name, getattr(lookahead, field.name))
     if request.kv_cache_retention_config is not None:
         message.kv_cache_retention_config.CopyFrom(_retention_message(request.kv_cache_retention_config))
+    message.request_type = _REQUEST_TYPES[request.request_type]
+    params = request.context_phase_params
+    if params is not None:
+        message.context_phase_params.CopyFrom(
+            inference_pb2.ContextPhaseParams(
+                first_gen_tokens=params.first_gen_tokens,
+                req_id=params.req_id,
+                opaque_state=params.opaque_state,
+                draft_tokens=params.draft_tokens,
+            )
+        )
     return message
 
 
@@ -173,6 +192,12 @@ def _sampling_message(config: SamplingConfig) -> inference_pb2.SamplingConfig:
     return message
 
 
+_REQUEST_TYPES = {
+    RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION: inference_pb2.REQUEST_TYPE_UNSPECIFIED,
+    RequestType.REQUEST_TYPE_CONTEXT_ONLY: inference_pb2.REQUEST_TYPE_CONTEXT_ONLY,
+    RequestType.REQUEST_TYPE_GENERATION_ONLY: inference_pb2.REQUEST_TYPE_GENERATION_ONLY,
+}
+
 _ROLES = {
     "system": inference_pb2.ROLE_SYSTEM,
     "user": inference_pb2.ROLE_USER,
@@ -216,8 +241,16 @@ def event_of(message: inference_pb2.GenerateResponse) -> Event:
             None if stop is None else StopMatch(**{stop: getattr(finished, stop)}),
             Usage(usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens),
             tuple(finished.prompt_log_probs),
+            _context_phase_params(finished) if finished.HasField("context_phase_params") else None,
         )
     raise InvalidRequestError("the server sent an event that this client does not know; it needs a newer client")
+
+
+def _context_phase_params(finished: inference_pb2.Finished) -> ContextPhaseParams:
+    params = finished.context_phase_params
+    return ContextPhaseParams(
+        list(params.first_gen_tokens), params.req_id, params.opaque_state, list(params.draft_tokens) or None
+    )
 
 
 def iteration_rows(message: control_pb2.IterationTableResponse) -> list[IterationRow]:

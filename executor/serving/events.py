@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from batch_manager.request import FinishReason
+from executor.api.request import ContextPhaseParams
 from executor.api.response import Usage
 
 
@@ -68,6 +69,8 @@ class Finished:
     usage: Usage
     prompt_log_probs: tuple[float, ...] = ()
     """Of each prompt token but the first, where they were asked for."""
+    context_phase_params: ContextPhaseParams | None = None
+    """Of a context-only request that goes on elsewhere."""
 
 
 Event = Accepted | Delta | Finished

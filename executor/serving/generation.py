@@ -236,6 +236,8 @@ class GenerationService:
             guided_decoding_params=request.guided_decoding_params,
             lookahead_config=request.lookahead_config,
             kv_cache_retention_config=request.kv_cache_retention_config,
+            type=request.request_type,
+            context_phase_params=request.context_phase_params,
         )
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:

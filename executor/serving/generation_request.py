@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from executor.api.errors import InvalidRequestError
-from executor.api.request import GuidedDecodingParams, KvCacheRetentionConfig, LookaheadDecodingConfig
+from executor.api.request import (
+    ContextPhaseParams,
+    GuidedDecodingParams,
+    KvCacheRetentionConfig,
+    LookaheadDecodingConfig,
+    RequestType,
+)
 from executor.api.sampling_config import SamplingConfig
 
 MAX_REQUEST_ID_BYTES = 128
@@ -80,6 +86,10 @@ class GenerationRequest:
     guided_decoding_params: GuidedDecodingParams | None = None
     lookahead_config: LookaheadDecodingConfig | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
+    request_type: RequestType = RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION
+    """Which part of the work the server's instance does."""
+    context_phase_params: ContextPhaseParams | None = None
+    """Of the context-only request, for a generation-only one."""
     request_id: str | None = None
     """`None`: the serving layer makes one up."""
     trace_parent: str | None = None

@@ -12,7 +12,14 @@ from batch_manager.kv import InvalidKvCacheConfigError
 from batch_manager.kv.retention import DEFAULT_PRIORITY
 from batch_manager.request import FinishReason
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
-from executor.api.request import GuidedDecodingParams, GuideType, KvCacheRetentionConfig, LookaheadDecodingConfig
+from executor.api.request import (
+    ContextPhaseParams,
+    GuidedDecodingParams,
+    GuideType,
+    KvCacheRetentionConfig,
+    LookaheadDecodingConfig,
+    RequestType,
+)
 from executor.api.sampling_config import SamplingConfig
 from executor.serving.events import Accepted, Delta, Event, Finished, TokenLogProb
 from executor.serving.generation_request import (
@@ -28,7 +35,7 @@ from protos.inflight.v1 import inference_pb2 as pb
 
 _T = TypeVar("_T")
 
-SCHEMA_REVISION = 2
+SCHEMA_REVISION = 3
 """Revision of `inflight.v1` that this server speaks. Raised with every change of the .proto files."""
 
 _ROLE_NAMES: dict[int, str] = {
@@ -43,6 +50,12 @@ _GUIDE_TYPES: dict[int, GuideType] = {
     pb.GUIDE_TYPE_REGEX: GuideType.REGEX,
     pb.GUIDE_TYPE_EBNF_GRAMMAR: GuideType.EBNF_GRAMMAR,
     pb.GUIDE_TYPE_STRUCTURAL_TAG: GuideType.STRUCTURAL_TAG,
+}
+
+_REQUEST_TYPES: dict[int, RequestType] = {
+    pb.REQUEST_TYPE_UNSPECIFIED: RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION,
+    pb.REQUEST_TYPE_CONTEXT_ONLY: RequestType.REQUEST_TYPE_CONTEXT_ONLY,
+    pb.REQUEST_TYPE_GENERATION_ONLY: RequestType.REQUEST_TYPE_GENERATION_ONLY,
 }
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason] = {
@@ -85,6 +98,8 @@ def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
         lookahead_config=_lookahead(message),
         kv_cache_retention_config=_retention(message),
         request_id=_optional(message, "request_id"),
+        request_type=_enum(_REQUEST_TYPES, message.request_type, "request_type"),
+        context_phase_params=_context_phase_params(message),
     )
 
 
@@ -177,6 +192,15 @@ def _retention(message: pb.GenerateRequest) -> KvCacheRetentionConfig | None:
         raise InvalidRequestError(f"{field}: {error}", field=field) from None
 
 
+def _context_phase_params(message: pb.GenerateRequest) -> ContextPhaseParams | None:
+    if not message.HasField("context_phase_params"):
+        return None
+    params = message.context_phase_params
+    return ContextPhaseParams(
+        list(params.first_gen_tokens), params.req_id, params.opaque_state or None, list(params.draft_tokens) or None
+    )
+
+
 def _enum(names: dict[int, _T], value: int, field: str) -> _T:
     if value not in names:
         known = ", ".join(str(number) for number in names)
@@ -224,6 +248,12 @@ def _finished(event: Finished) -> pb.Finished:
         ),
         prompt_log_probs=event.prompt_log_probs,
     )
+    params = event.context_phase_params
+    if params is not None:
+        message.context_phase_params.first_gen_tokens.extend(params.first_gen_tokens)
+        message.context_phase_params.req_id = params.req_id
+        message.context_phase_params.opaque_state = params.opaque_state or b""
+        message.context_phase_params.draft_tokens.extend(params.draft_tokens or ())
     match = event.stop_match
     if match is not None:
         if match.stop_string is not None:

@@ -94,7 +94,9 @@ class OutputState:
         if reason is FinishReason.NOT_FINISHED:
             return delta, None
         usage = Usage(self._prompt_tokens, self._num_tokens, result.usage.reused_tokens)
-        return delta, Finished(self.index, reason, match, usage, tuple(result.prompt_log_probs or ()))
+        # A stop string may have ended here what the executor thinks goes on elsewhere.
+        goes_on = result.context_phase_params if reason is FinishReason.LENGTH else None
+        return delta, Finished(self.index, reason, match, usage, tuple(result.prompt_log_probs or ()), goes_on)
 
     def _held_back(self, delta: Delta, reason: FinishReason) -> Delta | None:
         """Everything so far when the output has ended, nothing before."""

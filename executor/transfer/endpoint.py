@@ -36,6 +36,9 @@ _logger = logging.getLogger(__name__)
 _QUIET_SECONDS = 5.0
 """How long a shutdown waits for reads that cannot be stopped."""
 
+_WHILE_READ = 0.0005
+"""Seconds between helps for peers that read from here."""
+
 _PAUSE_AFTER_FAULT = 0.1
 """Seconds."""
 
@@ -241,7 +244,9 @@ class TransferEndpoint:
                     memory=memory_message(self._memory),
                 )
             case "Open":
-                return self._sender.open(request)
+                opened = self._sender.open(request)
+                self._news.set()
+                return opened
             case "Heartbeat":
                 return self._sender.heartbeat(request)
             case "Close":
@@ -272,6 +277,9 @@ class TransferEndpoint:
         self._sender.prepare()
         self._sender.reap(now)
         delays = [self._receiver.tick(now)]
+        if self._sender.is_being_read:
+            self._transport.progress()
+            delays.append(_WHILE_READ)
         deadline = self._sender.next_deadline
         if deadline is not None:
             delays.append(max(0.0, deadline - time.monotonic()))

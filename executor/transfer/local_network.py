@@ -218,6 +218,9 @@ class LocalTransport:
         """See `Transport.metadata`."""
         return self._instance_id
 
+    def progress(self) -> None:
+        """See `Transport.progress`. Copies need no help."""
+
     def read(self, source: PoolMemory, spans: NDArray[np.uint64]) -> Read:
         """See `Transport.read`."""
         if not self._network.is_there(source.metadata):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -41,7 +42,12 @@ class NixlTransport:
         errors = [each for each in vars(_bindings).values() if isinstance(each, type) and issubclass(each, Exception)]
         self.errors: tuple[type[Exception], ...] = tuple(errors)
         """What NIXL raises: its exceptions have no base of their own."""
-        self._agent: Any = nixl_agent(agent_name, nixl_agent_config(backends=["UCX"]))
+        nixl_logger = logging.getLogger("nixl")
+        nixl_logger.handlers.clear()  # it writes to standard output, which is not a library's
+        nixl_logger.propagate = True
+        nixl_logger.setLevel(logging.WARNING)
+        # No progress thread: one that has nothing to do takes a whole core.
+        self._agent: Any = nixl_agent(agent_name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         self._registered: dict[int, Any] = {}
         """NIXL's descriptors by the address of the memory."""
         self._peers: dict[bytes, str] = {}
@@ -62,6 +68,10 @@ class NixlTransport:
         """See `Transport.metadata`."""
         data: bytes = self._agent.get_agent_metadata()
         return data
+
+    def progress(self) -> None:
+        """See `Transport.progress`."""
+        self._agent.get_new_notifs()
 
     def read(self, source: PoolMemory, spans: NDArray[np.uint64]) -> Read:
         """See `Transport.read`."""

@@ -45,6 +45,8 @@ class Offer:
     num_tokens: int
     checksums: list[int] | None = None
     """Of all blocks, once they have been computed."""
+    is_open: bool = False
+    """Whether a receiver may be reading it."""
     acknowledged: set[int] = field(default_factory=set)
     """Ranks of the receiver that are done."""
 
@@ -127,6 +129,7 @@ class ContextSender:
             # What was read for the checksums is the context's only if the lease lasted until now.
             if self._offers.get(offer.context_id) is not offer:
                 return pb.OpenResponse(outcome=pb.OPEN_OUTCOME_NOT_THERE, reason="its lease has just ended")
+            offer.is_open = True
         return pb.OpenResponse(
             outcome=pb.OPEN_OUTCOME_OPENED,
             begin_token=first * self._layout.tokens_per_block,
@@ -187,6 +190,12 @@ class ContextSender:
         with self._lock:
             for offer in list(self._offers.values()):
                 self._end(offer)
+
+    @property
+    def is_being_read(self) -> bool:
+        """Whether some receiver may be reading."""
+        with self._lock:
+            return any(offer.is_open for offer in self._offers.values())
 
     @property
     def num_offers(self) -> int:

@@ -81,6 +81,10 @@ class Transport(Protocol):
         """What a peer needs to reach all that has been registered."""
         ...
 
+    def progress(self) -> None:
+        """Let reads of peers from here go on; called often while there may be some."""
+        ...
+
     def read(self, source: PoolMemory, spans: NDArray[np.uint64]) -> Read:
         """Post a read.
 

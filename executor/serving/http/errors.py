@@ -11,6 +11,7 @@ from executor.api.errors import ErrorCode, RequestError
 _STATUSES = {
     ErrorCode.INVALID_ARGUMENT: (400, "invalid_request_error", "invalid_value"),
     ErrorCode.UNIMPLEMENTED: (400, "invalid_request_error", "unsupported_parameter"),
+    ErrorCode.FAILED_PRECONDITION: (400, "invalid_request_error", "failed_precondition"),
     ErrorCode.ALREADY_EXISTS: (409, "invalid_request_error", "duplicate_request_id"),
     ErrorCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "queue_full"),
     ErrorCode.UNAVAILABLE: (503, "server_error", "unavailable"),

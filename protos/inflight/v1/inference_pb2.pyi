@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class RequestType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_TYPE_UNSPECIFIED: _ClassVar[RequestType]
+    REQUEST_TYPE_CONTEXT_ONLY: _ClassVar[RequestType]
+    REQUEST_TYPE_GENERATION_ONLY: _ClassVar[RequestType]
+
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
@@ -38,6 +44,9 @@ class AbortOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ABORT_OUTCOME_UNSPECIFIED: _ClassVar[AbortOutcome]
     ABORT_OUTCOME_ABORTED: _ClassVar[AbortOutcome]
     ABORT_OUTCOME_NOT_LIVE: _ClassVar[AbortOutcome]
+REQUEST_TYPE_UNSPECIFIED: RequestType
+REQUEST_TYPE_CONTEXT_ONLY: RequestType
+REQUEST_TYPE_GENERATION_ONLY: RequestType
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
@@ -60,7 +69,7 @@ ABORT_OUTCOME_ABORTED: AbortOutcome
 ABORT_OUTCOME_NOT_LIVE: AbortOutcome
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("schema_revision", "request_id", "text", "chat", "input_token_ids", "max_tokens", "streaming", "sampling_config", "output_config", "stop_strings", "stop_token_ids", "include_stop", "ignore_eos", "bad_words", "num_return_sequences", "priority", "tenant", "cache_salt_id", "allotted_time_ms", "guided_decoding_params", "lookahead_config", "kv_cache_retention_config")
+    __slots__ = ("schema_revision", "request_id", "text", "chat", "input_token_ids", "max_tokens", "streaming", "sampling_config", "output_config", "stop_strings", "stop_token_ids", "include_stop", "ignore_eos", "bad_words", "num_return_sequences", "priority", "tenant", "cache_salt_id", "allotted_time_ms", "guided_decoding_params", "lookahead_config", "kv_cache_retention_config", "request_type", "context_phase_params")
     SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +92,8 @@ class GenerateRequest(_message.Message):
     GUIDED_DECODING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_CONFIG_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_RETENTION_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TYPE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_PHASE_PARAMS_FIELD_NUMBER: _ClassVar[int]
     schema_revision: int
     request_id: str
     text: str
@@ -105,7 +116,21 @@ class GenerateRequest(_message.Message):
     guided_decoding_params: GuidedDecodingParams
     lookahead_config: LookaheadDecodingConfig
     kv_cache_retention_config: KvCacheRetentionConfig
-    def __init__(self, schema_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., input_token_ids: _Optional[_Union[TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., streaming: bool = ..., sampling_config: _Optional[_Union[SamplingConfig, _Mapping]] = ..., output_config: _Optional[_Union[OutputConfig, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., num_return_sequences: _Optional[int] = ..., priority: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt_id: _Optional[int] = ..., allotted_time_ms: _Optional[int] = ..., guided_decoding_params: _Optional[_Union[GuidedDecodingParams, _Mapping]] = ..., lookahead_config: _Optional[_Union[LookaheadDecodingConfig, _Mapping]] = ..., kv_cache_retention_config: _Optional[_Union[KvCacheRetentionConfig, _Mapping]] = ...) -> None: ...
+    request_type: RequestType
+    context_phase_params: ContextPhaseParams
+    def __init__(self, schema_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., input_token_ids: _Optional[_Union[TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., streaming: bool = ..., sampling_config: _Optional[_Union[SamplingConfig, _Mapping]] = ..., output_config: _Optional[_Union[OutputConfig, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., num_return_sequences: _Optional[int] = ..., priority: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt_id: _Optional[int] = ..., allotted_time_ms: _Optional[int] = ..., guided_decoding_params: _Optional[_Union[GuidedDecodingParams, _Mapping]] = ..., lookahead_config: _Optional[_Union[LookaheadDecodingConfig, _Mapping]] = ..., kv_cache_retention_config: _Optional[_Union[KvCacheRetentionConfig, _Mapping]] = ..., request_type: _Optional[_Union[RequestType, str]] = ..., context_phase_params: _Optional[_Union[ContextPhaseParams, _Mapping]] = ...) -> None: ...
+
+class ContextPhaseParams(_message.Message):
+    __slots__ = ("first_gen_tokens", "req_id", "opaque_state", "draft_tokens")
+    FIRST_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQ_ID_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_STATE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    first_gen_tokens: _containers.RepeatedScalarFieldContainer[int]
+    req_id: int
+    opaque_state: bytes
+    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_gen_tokens: _Optional[_Iterable[int]] = ..., req_id: _Optional[int] = ..., opaque_state: _Optional[bytes] = ..., draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages",)
@@ -260,7 +285,7 @@ class TopLogProb(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., log_prob: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("output_index", "finish_reason", "stop_string", "stop_token_id", "end_id", "usage", "prompt_log_probs")
+    __slots__ = ("output_index", "finish_reason", "stop_string", "stop_token_id", "end_id", "usage", "prompt_log_probs", "context_phase_params")
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +293,7 @@ class Finished(_message.Message):
     END_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_PHASE_PARAMS_FIELD_NUMBER: _ClassVar[int]
     output_index: int
     finish_reason: FinishReason
     stop_string: str
@@ -275,7 +301,8 @@ class Finished(_message.Message):
     end_id: int
     usage: Usage
     prompt_log_probs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, output_index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., end_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
+    context_phase_params: ContextPhaseParams
+    def __init__(self, output_index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., end_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_log_probs: _Optional[_Iterable[float]] = ..., context_phase_params: _Optional[_Union[ContextPhaseParams, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "reused_tokens")
