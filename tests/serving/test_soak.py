@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
-    ("minutes", "disconnects"), [pytest.param(0.2, 100), pytest.param(10.0, 1000, marks=pytest.mark.long)]
+    ("minutes", "disconnects"), [pytest.param(0.12, 60), pytest.param(10.0, 1000, marks=pytest.mark.long)]
 )
 def test_every_request_ends_once_and_nothing_is_left_behind(minutes: float, disconnects: int) -> None:
     command = [sys.executable, ROOT / "scripts" / "soak.py", "--json", "--minutes", str(minutes)]
