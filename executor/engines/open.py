@@ -6,7 +6,9 @@ from pathlib import Path
 
 from engine_build.engine_dir import EngineDirectory
 from engine_build.memory import KvCacheMemory, kv_cache_memory
+from engine_build.targets.interface import TargetError
 from engine_build.targets.select import select_target
+from engine_build.targets.tensorrt.plan_check import PACKAGES, check_plan_here
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.engines.interface import Engine, EngineSpec
 
@@ -58,9 +60,10 @@ def open_engine(
         device: where an engine of target reference runs: `cpu` or `cuda`. The others run where they were built for.
 
     Raises:
-        EngineDirectoryError: the directory is missing, damaged or of another format version.
+        EngineDirectoryError: the directory is missing, damaged or of another format version; or a plan of TensorRT
+            of another version, for another device or with another checksum.
         InvalidRequestError: the target cannot keep keys and values so.
-        UnsupportedFeatureError: the target's library is not installed.
+        UnsupportedFeatureError: the target's library is not installed, or it has no GPU here.
         OpenVinoError, UnsupportedGraphError: the engine's library cannot run the plan here.
     """
     directory = _opened(engine_dir)
@@ -78,6 +81,12 @@ def open_engine(
             num_threads=num_threads,
             deterministic=deterministic,
         )
+    if directory.target in PACKAGES:
+        try:
+            check_plan_here(directory)
+        except TargetError as error:
+            raise UnsupportedFeatureError(str(error)) from error
+        raise UnsupportedFeatureError(f"plans for target {directory.target} are built by this release, not run")
     try:
         from executor.engines.reference import ReferenceEngine
     except ModuleNotFoundError as error:

@@ -2,7 +2,7 @@
 
 The bindings are NVIDIA's; the libraries under them are not installable everywhere, so three libraries with the same
 names, whose functions return null, take their place. Nothing can be built or run with those. What can be seen is what
-the bindings themselves decide: which functions and parameters there are, and whether plugins are described as they must be.
+the bindings themselves decide: which functions and parameters there are, and how plugins must be described.
 """
 
 from __future__ import annotations
