@@ -57,7 +57,8 @@ class KvCacheManager(BlockTables):
         return 0 if self.cache.transfers is None else self.cache.transfers.num_blocks_held()
 
     def take_transfers(self) -> list[BlockTransfer]:
-        """Copies between tiers to carry out, each to be acknowledged. Call after `begin_step`, once a step.
+        """Copies between tiers to carry out, each to be acknowledged. Call after `begin_step`, for the loads, and after
+        a step's blocks were released, before others get them.
 
         They need not wait for the step, nor the step for them: no step reads or writes what they write. Those to one
         tier are acknowledged in the order of this list.

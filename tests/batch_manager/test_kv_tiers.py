@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from batch_manager import BatchManager, BatchManagerConfig
 from batch_manager.kv import (
     BlockOwnershipError,
     BlockTransfer,
@@ -247,3 +248,42 @@ def test_a_tier_that_fails_is_not_asked_again_for_the_same_blocks() -> None:
     assert kv.take_transfers() == []
     requests.serve([1] * 9)
     assert len(kv.take_transfers()) == 2
+
+
+def test_a_request_waits_for_blocks_that_are_being_backed_up_instead_of_being_paused() -> None:
+    kv = tiered(4, host=8)
+    batch_manager = BatchManager(BatchManagerConfig(), kv)
+    Requests(kv).serve([1] * 8)
+    request = Request(7, [2] * 7, 4)
+    batch_manager.add_request(request)
+    for _ in range(2):
+        plan = batch_manager.schedule()
+        batch_manager.update(plan, [[5] for _ in plan.scheduled])
+    assert len(request.block_ids) == 2
+    orders = kv.take_transfers()
+    assert (len(orders), kv.num_blocks_in_transfer, kv.num_free_blocks) == (2, 2, 0)
+    assert batch_manager.schedule().is_empty
+    assert request.num_pauses == 0
+    for order in orders:
+        kv.acknowledge_transfer(order.transfer_id, True)
+    assert [entry.request for entry in batch_manager.schedule().scheduled] == [request]
+
+
+def test_a_load_need_not_wait_for_an_offload_that_was_ordered_before() -> None:
+    kv = tiered(8, host=16)
+    requests = Requests(kv)
+    for token in (1, 2, 3, 4):
+        requests.serve([token] * 8)
+    settle(kv)
+    requests.serve([6] * 8)
+    offloads = kv.take_transfers()
+    request = requests.admit([1] * 8 + [5])
+    loads = kv.take_transfers()
+    assert ways(offloads) == [(DEVICE, HOST)] * 2
+    assert ways(loads) == [(HOST, DEVICE)] * 2
+    for order in loads:
+        kv.acknowledge_transfer(order.transfer_id, True)
+    assert not kv.is_loading(request)
+    for order in offloads:
+        kv.acknowledge_transfer(order.transfer_id, True)
+    kv.check_invariants()
