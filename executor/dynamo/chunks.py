@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batch_manager.request import FinishReason
-from executor.dynamo.handover import Ended
+from executor.dynamo.handover import Ended, to_json
 from executor.serving.events import Delta, Finished, TokenLogProb
 
 _FINISH_REASONS = {
@@ -60,6 +60,13 @@ def final_chunk(finished: Finished) -> dict[str, Any]:
     if finished.prompt_log_probs:
         chunk["engine_data"] = {"prompt_logprobs": [None, *finished.prompt_log_probs]}
     return chunk
+
+
+def context_chunk(delta: Delta, finished: Finished) -> dict[str, Any]:
+    """All of a context: its token, and what is handed on to the instance that generates the rest."""
+    chunk = final_chunk(finished) | delta_chunk(delta)
+    ended = Ended(chunk["finish_reason"], delta.token_ids)
+    return chunk | {"disaggregated_params": to_json(finished.context_phase_params or ended)}
 
 
 def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from executor.api.errors import ErrorCode, RequestError
 from executor.api.kv_cache import KVCacheEvent
 from executor.api.role import InstanceRole
 from executor.api.stats import IterationStats
-from executor.dynamo.chunks import delta_chunk, ended_chunk, final_chunk
-from executor.dynamo.handover import Ended, from_json, to_json
+from executor.dynamo.chunks import context_chunk, delta_chunk, ended_chunk, final_chunk
+from executor.dynamo.handover import Ended, from_json
 from executor.dynamo.kv_event_batches import KvEventBatches
 from executor.dynamo.requests import read_request
 from executor.serving.events import Delta, Finished
@@ -110,6 +110,8 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
             wanted = read_request(request, self._role)
             if self._role is InstanceRole.GENERATION:
                 handed = from_json(request.get("prefill_result") or {})
+                if not isinstance(handed, Ended) and wanted.max_tokens == len(handed.first_gen_tokens):
+                    handed = Ended("length", handed.first_gen_tokens)
                 if isinstance(handed, Ended):
                     yield ended_chunk(handed, len(request["token_ids"]))
                     return
@@ -121,22 +123,21 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
 
     async def _generate(self, wanted: GenerationRequest, dynamo_id: str) -> AsyncGenerator[dict[str, Any], None]:
         assert self._service is not None
-        token_ids: list[int] = []
-        """Of a context: its first token, unless that ended it."""
+        context = Delta(0, "", [])
+        """Of a context instance: the first token. It leaves with what is handed on, in the one chunk that is read."""
         try:
             with await self._service.start(wanted) as stream:
                 self._request_ids[dynamo_id] = stream.accepted.request_id
                 async for event in stream:
                     if isinstance(event, Delta):
-                        yield delta_chunk(event)
                         if self._role is InstanceRole.CONTEXT:
-                            token_ids += event.token_ids
+                            context.absorb(event)
+                        else:
+                            yield delta_chunk(event)
                     elif isinstance(event, Finished):
-                        chunk = final_chunk(event)
-                        if self._role is InstanceRole.CONTEXT:
-                            ended = Ended(chunk["finish_reason"], token_ids)
-                            chunk["disaggregated_params"] = to_json(event.context_phase_params or ended)
-                        yield chunk
+                        yield (
+                            context_chunk(context, event) if self._role is InstanceRole.CONTEXT else final_chunk(event)
+                        )
         finally:
             self._request_ids.pop(dynamo_id, None)
 
