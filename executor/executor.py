@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import itertools
 import logging
@@ -142,6 +143,7 @@ class Executor:
         self._is_paused = False
         if self._transfers is not None:
             self._transfers.start(self._loop.batch_manager_lock, self._loop.wake)
+        atexit.register(self.shutdown)  # the interpreter must not go under the feet of a loop that computes
         self._loop.start()
 
     def _open_transfers(self, config: CacheTransceiverConfig | None) -> TransferEndpoint | None:
@@ -402,6 +404,7 @@ class Executor:
         if self._is_shut_down:
             return
         self._is_shut_down = True
+        atexit.unregister(self.shutdown)
         self._loop.stop()
         self._responses.close()
         if self._transfers is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,24 @@ def test_orchestrator_mode_is_refused_by_name(tiny_engine_dir: Path) -> None:
     )
     with pytest.raises(trtllm.UnsupportedFeatureError, match="parallel_config is not supported: one process drives"):
         trtllm.Executor(tiny_engine_dir, trtllm.ModelType.DECODER_ONLY, executor_config)
+
+
+def test_beams_are_refused_by_name(tiny_engine_dir: Path) -> None:
+    with pytest.raises(trtllm.InvalidRequestError, match="max_beam_width is 2; beam search is not offered"):
+        trtllm.Executor(tiny_engine_dir, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig(2))
+
+
+def test_a_script_may_end_without_a_shutdown(tiny_engine_dir: Path) -> None:
+    """As the examples do: the process must neither hang nor fail at its end, with a request still running."""
+    script = f"""
+import executor as trtllm
+executor = trtllm.Executor({str(tiny_engine_dir)!r}, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig(1))
+first = executor.enqueue_request(trtllm.Request([1, 2, 3], max_tokens=3))
+executor.enqueue_request(trtllm.Request([4, 5, 6], max_tokens=200))
+print(len(executor.await_responses(first)[0].result.output_token_ids[0]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6\n", "")
 
 
 @pytest.mark.parametrize("dump_tensors", [False, True])
