@@ -42,7 +42,10 @@ def dynamo_worker(
     model_name: Annotated[
         str | None, typer.Option("--model_name", help="Shown to clients; the directory's name by default.")
     ] = None,
-    namespace: Annotated[str, typer.Option("--namespace", rich_help_panel=_CLUSTER)] = "dynamo",
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", help="Where Dynamo's operator put the pod, else dynamo.", rich_help_panel=_CLUSTER),
+    ] = None,
     component: Annotated[
         str | None,
         typer.Option("--component", help="By the role: prefill, or backend.", rich_help_panel=_CLUSTER),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import uvloop
 from dynamo.common.backend import Worker, WorkerConfig
 from dynamo.common.constants import DisaggregationMode
+from dynamo.common.utils.namespace import get_worker_namespace
 
 from executor.api.role import InstanceRole
 from executor.dynamo.engine import ExecutorEngine
@@ -26,7 +27,8 @@ class DynamoConfig:
     """Where and how a worker meets the others of its cluster. Names are those of Dynamo's own options."""
 
     model_name: str
-    namespace: str = "dynamo"
+    namespace: str | None = None
+    """None: what Dynamo's operator says in the environment, or `dynamo`."""
     component: str = "backend"
     """Context and generation workers of one model have components of their own."""
     endpoint: str = "generate"
@@ -56,7 +58,7 @@ def run_worker(
     num_blocks = executor.pool_size.num_blocks
     engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, role, on_ready)
     worker_config = WorkerConfig(
-        namespace=config.namespace,
+        namespace=config.namespace or get_worker_namespace(),
         component=config.component,
         endpoint=config.endpoint,
         model_name=directory,
