@@ -88,7 +88,7 @@ def summary(ledger: pb.KvLedgerResponse) -> str:
         if tier.max_num_blocks:
             lines.append(f"{name}: {tier.used_num_blocks} of {tier.max_num_blocks} blocks used")
     if ledger.host.max_num_blocks or ledger.disk.max_num_blocks:
-        why = ", ".join(f"{kind} {count}" for kind, count in sorted(transfers.failed_by_kind.items()))
+        why = ", ".join(f"{failures.kind} {failures.count}" for failures in transfers.failed_by_kind)
         failed = f"{transfers.failed} failed" + (f" ({why})" if why else "")
         lines.append(f"copies: {transfers.offloaded} offloaded, {transfers.onboarded} onboarded, {failed}")
     num_pinned = len({block_id for pin in ledger.pins for block_id in pin.block_ids})

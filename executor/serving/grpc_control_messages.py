@@ -153,7 +153,9 @@ def kv_ledger_message(ledger: KvLedger) -> pb.KvLedgerResponse:
             offloaded=ledger.offloaded_blocks,
             onboarded=ledger.onboarded_blocks,
             failed=ledger.failed_transfers,
-            failed_by_kind=ledger.failures_by_kind,
+            failed_by_kind=[
+                pb.KvTransferFailures(kind=kind, count=count) for kind, count in sorted(ledger.failures_by_kind.items())
+            ],
         ),
         pins=[kv_pin_message(pin) for pin in ledger.pins],
         max_pinned_blocks=ledger.max_pinned_blocks,

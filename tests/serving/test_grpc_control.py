@@ -97,7 +97,8 @@ async def test_the_account_of_kv_blocks_names_their_owners() -> None:
     request, _, tree = ledger.entries
     assert (request.owner_kind, request.owner_id, request.iteration) == (pb.KV_OWNER_KIND_REQUEST, 7, 5)
     assert (tree.owner_kind, tree.HasField("owner_id")) == (pb.KV_OWNER_KIND_TREE, False)
-    assert (ledger.host.used_num_blocks, dict(ledger.transfers.failed_by_kind)) == (4, {"damaged": 1})
+    failures = [(each.kind, each.count) for each in ledger.transfers.failed_by_kind]
+    assert (ledger.host.used_num_blocks, failures) == (4, [("damaged", 1)])
 
 
 async def test_a_prefix_is_pinned_and_unpinned_within_its_quota() -> None:

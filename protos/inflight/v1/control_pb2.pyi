@@ -488,13 +488,6 @@ class KvTier(_message.Message):
 
 class KvTransferCounts(_message.Message):
     __slots__ = ("offloaded", "onboarded", "failed", "failed_by_kind")
-    class FailedByKindEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     OFFLOADED_FIELD_NUMBER: _ClassVar[int]
     ONBOARDED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -502,8 +495,16 @@ class KvTransferCounts(_message.Message):
     offloaded: int
     onboarded: int
     failed: int
-    failed_by_kind: _containers.ScalarMap[str, int]
-    def __init__(self, offloaded: _Optional[int] = ..., onboarded: _Optional[int] = ..., failed: _Optional[int] = ..., failed_by_kind: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    failed_by_kind: _containers.RepeatedCompositeFieldContainer[KvTransferFailures]
+    def __init__(self, offloaded: _Optional[int] = ..., onboarded: _Optional[int] = ..., failed: _Optional[int] = ..., failed_by_kind: _Optional[_Iterable[_Union[KvTransferFailures, _Mapping]]] = ...) -> None: ...
+
+class KvTransferFailures(_message.Message):
+    __slots__ = ("kind", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class KvPin(_message.Message):
     __slots__ = ("pin_id", "num_tokens", "block_ids", "seconds_left")
