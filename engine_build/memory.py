@@ -12,6 +12,7 @@ from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.checkpoint.weight_shapes import Shape, weight_shapes
 from engine_build.manifest import BuildConfig
 from engine_build.network.options import DTYPES
+from engine_build.network.quantization import QUANTIZED_FORMATS, QuantizedFormat
 from engine_build.network.weights import GROUP_SIZE
 from engine_build.targets.interface import KvCacheType, Target
 
@@ -41,7 +42,7 @@ def estimate_memory(checkpoint: Checkpoint, build_config: BuildConfig, target: T
     """Memory of an engine built from `checkpoint`; no weight is read."""
     config = checkpoint.config
     return MemoryEstimate(
-        weights=weight_bytes(checkpoint, build_config, target.activation_dtype(build_config.dtype)),
+        weights=weight_bytes(checkpoint, build_config, target),
         workspace=workspace_bytes(config, build_config),
         kv_cache=kv_cache_memory(config, build_config, target),
     )
@@ -52,15 +53,23 @@ def kv_cache_memory(config: ModelConfig, build_config: BuildConfig, target: Targ
     return tuple(_kv_cache_memory(config, build_config, type_) for type_ in target.kv_cache_types(build_config))
 
 
-def weight_bytes(checkpoint: Checkpoint, build_config: BuildConfig, activation_dtype: str) -> int:
-    """Bytes of the network's constants."""
+def weight_bytes(checkpoint: Checkpoint, build_config: BuildConfig, target: Target) -> int:
+    """Bytes of the network's constants, of all devices together where there are several."""
     shapes = weight_shapes(checkpoint.config)
     head = "model.embed_tokens.weight" if checkpoint.config.tie_word_embeddings else "lm_head.weight"
     total = checkpoint.config.head_size // 2 * DTYPES["float32"].itemsize  # rotary frequencies
+    activation_dtype = target.activation_dtype(build_config.dtype)
+    in_groups = target.quantized_as == "groups"
     for parts in _fused(checkpoint.config):
-        stays_quantized = head not in parts and all(checkpoint.is_group_quantized(name) for name in parts)
-        quantized = build_config.weight_dtype == "int8" or stays_quantized
-        total += sum(_constant_bytes(shapes[name], quantized, build_config.dtype, activation_dtype) for name in parts)
+        stays_quantized = in_groups and head not in parts and all(map(checkpoint.is_group_quantized, parts))
+        quantized = (in_groups and build_config.weight_dtype == "int8") or stays_quantized
+        is_vocabulary = parts[0] in ("model.embed_tokens.weight", "lm_head.weight")
+        format_ = None if in_groups or is_vocabulary else QUANTIZED_FORMATS.get(build_config.weight_dtype)
+        for name in parts:
+            if len(shapes[name]) == 2 and format_ is not None:
+                total += _formatted_bytes(shapes[name], format_, activation_dtype)
+            else:
+                total += _constant_bytes(shapes[name], quantized, build_config.dtype, activation_dtype)
     return total
 
 
@@ -74,6 +83,12 @@ def _fused(config: ModelConfig) -> Iterator[tuple[str, ...]]:
             yield tuple(name.replace(module, part) for part in fused[module])
         elif module not in followers:
             yield (name,)
+
+
+def _formatted_bytes(shape: Shape, format_: QuantizedFormat, factor_dtype: str) -> int:
+    rows, columns = shape
+    blocks = columns // format_.block_size(columns, "a matrix")
+    return rows * columns * format_.bits // 8 + rows * blocks * DTYPES[factor_dtype].itemsize
 
 
 def _constant_bytes(shape: Shape, quantized: bool, dtype: str, activation_dtype: str) -> int:

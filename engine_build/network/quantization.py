@@ -25,6 +25,8 @@ class QuantizedFormat:
 
     name: str
     dtype: np.dtype[Any]
+    bits: int
+    """Of one number in storage."""
     largest: float
     """The value that the largest weight under one factor gets."""
     block_sizes: tuple[int, ...]
@@ -74,9 +76,9 @@ class QuantizedFormat:
 QUANTIZED_FORMATS = {
     format_.name: format_
     for format_ in (
-        QuantizedFormat("int8", np.dtype(np.int8), 127.0, (), False),
-        QuantizedFormat("int4", np.dtype(ml_dtypes.int4), 7.0, (128, 64), False),
-        QuantizedFormat("fp8", np.dtype(ml_dtypes.float8_e4m3fn), 448.0, (), True),
+        QuantizedFormat("int8", np.dtype(np.int8), 8, 127.0, (), False),
+        QuantizedFormat("int4", np.dtype(ml_dtypes.int4), 4, 7.0, (128, 64), False),
+        QuantizedFormat("fp8", np.dtype(ml_dtypes.float8_e4m3fn), 8, 448.0, (), True),
     )
 }
 """By the `weight_dtype` that asks for it."""
