@@ -142,6 +142,7 @@ class TransferEndpoint:
             self._timeout,
             self.stats,
             wake,
+            self._news.set,
         )
         self._server = self._network.serve(self, self._listen)
         self.address = self._server.address

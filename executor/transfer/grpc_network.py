@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -98,9 +99,11 @@ class GrpcLink:
             for name, (request_type, response_type) in METHODS.items()
         }
 
-    def call(self, method: str, request: Message, timeout: float) -> GrpcCall:
+    def call(self, method: str, request: Message, timeout: float, on_done: Callable[[], None]) -> GrpcCall:
         """See `PeerLink.call`."""
-        return GrpcCall(self._calls[method].future(request, timeout=timeout), f"{method} at {self._address}")
+        future = self._calls[method].future(request, timeout=timeout)
+        future.add_done_callback(lambda _: on_done())
+        return GrpcCall(future, f"{method} at {self._address}")
 
     def close(self) -> None:
         self._channel.close()

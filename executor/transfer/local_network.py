@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -172,9 +172,11 @@ class LocalLink:
         self._network = network
         self._address = address
 
-    def call(self, method: str, request: Message, timeout: float) -> LocalCall:
+    def call(self, method: str, request: Message, timeout: float, on_done: Callable[[], None]) -> LocalCall:
         """See `PeerLink.call`."""
-        return LocalCall(self._network.deliver(self._address, method, request, timeout))
+        future = self._network.deliver(self._address, method, request, timeout)
+        future.add_done_callback(lambda _: on_done())
+        return LocalCall(future)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -24,8 +25,8 @@ class PendingCall(Protocol):
 class PeerLink(Protocol):
     """The way to one peer. Safe to use from any thread."""
 
-    def call(self, method: str, request: Message, timeout: float) -> PendingCall:
-        """Send a request; it is done after at most `timeout` seconds."""
+    def call(self, method: str, request: Message, timeout: float, on_done: Callable[[], None]) -> PendingCall:
+        """Send a request; it is done after at most `timeout` seconds, and `on_done` is called then, on any thread."""
         ...
 
 

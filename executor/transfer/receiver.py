@@ -40,6 +40,9 @@ _logger = logging.getLogger(__name__)
 _HEARTBEATS_A_LEASE = 3
 """So many heartbeats are sent while a lease would last: two may be lost."""
 
+_WHILE_READING = 0.0002
+"""Seconds between looks at reads in flight: reads only go on while they are looked at."""
+
 _CLOSE_ATTEMPTS = 3
 """A lost Close costs the sender its blocks until the lease ends, so it is worth saying again; it is idempotent."""
 
@@ -85,6 +88,7 @@ class ContextReceiver:
         timeout: float,
         stats: TransferStats,
         on_change: Callable[[], None],
+        on_news: Callable[[], None],
     ) -> None:
         """Begin.
 
@@ -100,6 +104,7 @@ class ContextReceiver:
             timeout: seconds from the first word to the last byte.
             stats: counts.
             on_change: called when the loop has something to settle.
+            on_news: called, on any thread, when `tick` has something to do.
         """
         self._kv = kv
         self._batch_manager = batch_manager
@@ -113,6 +118,7 @@ class ContextReceiver:
         self._timeout = timeout
         self._stats = stats
         self._on_change = on_change
+        self._on_news = on_news
         self._receptions: dict[int, Reception] = {}
         """By the scheduler's id of the request, from `expect` until it is closed and quiet."""
         self._ended: list[Reception] = []
@@ -175,18 +181,21 @@ class ContextReceiver:
         """
         with self._lock:
             receptions = list(self._receptions.values())
-        is_moving = False
+        deadlines = [self._next_heartbeat] if receptions else []
+        is_reading = False
         for reception in receptions:
-            is_moving |= self._advance(reception, now)
+            if self._advance(reception, now):
+                deadlines.append(reception.deadline)
+                is_reading |= reception.reader is not None
         self._quiesce()
         self._follow_calls()
         self._send_heartbeats(now)
-        if is_moving or self._quiescing or self._closing or self._heartbeats:
-            return 0.0005
-        return max(0.0, self._next_heartbeat - now) if self._receptions else None
+        if is_reading or self._quiescing:
+            return _WHILE_READING
+        return max(0.0, min(deadlines) - now) if deadlines else None
 
     def _advance(self, reception: Reception, now: float) -> bool:
-        """Whether it is worth looking again soon."""
+        """Whether it goes on."""
         if reception.is_cancelled:
             self._drop(reception, pb.CLOSE_OUTCOME_CANCELLED)
             return False
@@ -249,7 +258,7 @@ class ContextReceiver:
             first_token=reception.first_token,
             num_ranks=1,
         )
-        return self._link_to(context.address).call("Open", request, self._timeout)
+        return self._link_to(context.address).call("Open", request, self._timeout, self._on_news)
 
     def _complete(self, reception: Reception) -> None:
         assert reception.reader is not None, "only what was read completes"
@@ -318,7 +327,7 @@ class ContextReceiver:
 
     def _send_close(self, reception: Reception, request: pb.CloseRequest, attempt: int) -> None:
         timeout = self._timeout / _CLOSE_ATTEMPTS
-        call = self._link_to(reception.context.address).call("Close", request, timeout)
+        call = self._link_to(reception.context.address).call("Close", request, timeout, self._on_news)
         self._closing.append((call, reception, request, attempt))
 
     def _follow_calls(self) -> None:
@@ -359,7 +368,8 @@ class ContextReceiver:
                 by_peer[context.address, context.instance_id][context.context_id] = reception
         for (address, instance_id), receptions in by_peer.items():
             request = pb.HeartbeatRequest(instance_id=instance_id, context_ids=list(receptions))
-            call = self._link_to(address).call("Heartbeat", request, self._timeout / _HEARTBEATS_A_LEASE)
+            timeout = self._timeout / _HEARTBEATS_A_LEASE
+            call = self._link_to(address).call("Heartbeat", request, timeout, self._on_news)
             self._heartbeats.append((call, receptions))
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.executor.driving import WAIT, finish, request, tokens_of
 from tests.transfer.instances import context_only, generation_only, instance, num_free_blocks, wait_until_free
 
 NUM_SCHEDULES = 200
-TIMEOUT_MS = 150
+TIMEOUT_MS = 100
 """Short: a loss is only noticed when it has passed."""
 
 
@@ -31,9 +31,14 @@ class RandomFaults(Faults):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._random = Random(self.seed)
+        self.begin(self.seed, self.rate)
 
-    def on_call(self, address: str, method: str) -> CallFault:
+    def begin(self, seed: int, rate: float) -> None:
+        """From now on go by this seed."""
+        self._random = Random(seed)
+        self.rate = rate
+
+    def on_call(self, address: str, method: str) -> CallFault:  # noqa: ARG002
         with self._lock:
             random = self._random
             if random.random() >= self.rate:
@@ -116,9 +121,7 @@ def play(seed: int, one: Executor, pair: Pair) -> None:
     random = Random(seed)
     requests = wanted_requests(random, 4)
     expected = [tokens_of(finish(one, request_id)) for request_id in one.enqueue_requests(requests)]
-    pair.faults.seed = seed
-    pair.faults.__post_init__()
-    pair.faults.rate = random.choice([0.1, 0.3, 0.6])
+    pair.faults.begin(seed, random.choice([0.1, 0.3, 0.6]))
 
     contexts = [
         finish(pair.context, request_id)[-1].result
@@ -165,3 +168,12 @@ def test_no_schedule_of_faults_changes_a_token_or_keeps_a_block(begin: int, one:
     for executor in (pair.context, pair.generation):
         wait_until_free(executor)
         assert num_free_blocks(executor) == executor.pool_size.num_blocks
+
+
+def test_the_schedules_met_every_kind_of_failure(pair: Pair) -> None:
+    """Runs last: without it the test above might have tried nothing."""
+    stats = pair.generation.get_transfer_stats()
+    assert stats is not None
+    assert {"checksum", "read failed", "timeout", "unreachable"} <= set(stats.recomputed)
+    assert stats.num_received > NUM_SCHEDULES
+    assert stats.num_quarantined_blocks == 0

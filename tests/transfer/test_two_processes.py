@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from executor import ContextPhaseParams, RequestType, SamplingConfig, WrongRoleError
+from executor import ContextPhaseParams, RequestError, RequestType, SamplingConfig, WrongRoleError
 from executor.client import Delta, Finished, InferenceClient
+from executor.client.errors import CallError
+from tests.executor.driving import wait_until
 from tests.serving.server_process import serving
 from tests.serving.tiny_engine_dir import build_tiny_engine
 
@@ -30,12 +32,17 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """A server process and a client of it."""
 
-    def __init__(self, stack: ExitStack, engine_dir: Path, role: str, timeout_ms: int = 3000) -> None:
-        options = ["--role", role, "--kv_transfer_timeout_ms", str(timeout_ms), "--deterministic", "--num_threads", "1"]
+    def __init__(
+        self, stack: ExitStack, engine_dir: Path, role: str, timeout_ms: int = 3000, listen: str = "127.0.0.1:0"
+    ) -> None:
+        options = ["--role", role, "--kv_transfer_timeout_ms", str(timeout_ms), "--transfer_listen", listen]
+        options += ["--deterministic", "--num_threads", "1", "--disable_block_reuse"]
         self.process, target = stack.enter_context(serving(engine_dir, *options))
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert re.fullmatch(r"transfers on 127\.0\.0\.1:\d+\n", line), line
+        match = re.fullmatch(r"transfers on (127\.0\.0\.1:\d+)\n", line)
+        assert match is not None, line
+        self.transfers = match[1]
         self.client = stack.enter_context(InferenceClient(target))
 
     def context(self, **fields: object) -> tuple[list[int], ContextPhaseParams]:
@@ -53,8 +60,10 @@ class Server:
         assert isinstance(events[-1], Finished)
         return tokens, events[-1]
 
-    def free_blocks(self) -> int:
-        return self.client.load(timeout=10).free_blocks
+    def held_blocks(self) -> int:
+        """By requests and leases; what is only cached is held by nobody."""
+        counts = self.client.kv_ledger(timeout=10).counts
+        return counts.used + counts.leased
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +83,75 @@ def test_the_answer_is_that_of_one_server(servers: tuple[Server, Server], sampli
     assert first == expected[:1]
     assert tokens == expected
     assert finished.usage.completion_tokens == 12
+
+
+def test_log_probabilities_are_those_of_one_server(servers: tuple[Server, Server]) -> None:
+    context, generation = servers
+
+    def log_probs(**fields: object) -> list[float]:
+        events = context.client.generate if "context_phase_params" not in fields else generation.client.generate
+        answer = events(PROMPT, max_tokens=6, ignore_eos=True, return_log_probs=True, timeout=60, **fields)  # type: ignore[arg-type]
+        return [entry.log_prob for event in answer if isinstance(event, Delta) for entry in event.log_probs]
+
+    expected = log_probs()
+    _, params = context.context(max_tokens=6, return_log_probs=True)
+    assert log_probs(request_type=GENERATION_ONLY, context_phase_params=params) == expected
+
+
+def test_a_role_takes_its_own_requests_only(servers: tuple[Server, Server]) -> None:
+    _, generation = servers
+    with pytest.raises(WrongRoleError, match="role is generation, which takes REQUEST_TYPE_GENERATION_ONLY"):
+        generation.answer()
+
+
+def test_a_context_that_nobody_continues_gives_its_blocks_back(engine_dir: Path) -> None:
+    """Timers run while the server is idle."""
+    with ExitStack() as stack:
+        server = Server(stack, engine_dir, "context", timeout_ms=400)
+        server.context()
+        assert server.held_blocks() > 0
+        wait_until(lambda: server.held_blocks() == 0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "cut off"])
+def test_a_context_whose_server_is_gone_is_computed_anew(
+    engine_dir: Path, servers: tuple[Server, Server], end: signal.Signals
+) -> None:
+    """Stopped, it is as if the network were cut: nothing comes, and nothing says so. The others go on meanwhile."""
+    other, generation = servers
+    with ExitStack() as stack:
+        context = Server(stack, engine_dir, "context")
+        expected, _ = other.answer()
+        _, params = context.context()
+        context.process.send_signal(end)
+        _, others_params = other.context()
+        started = time.monotonic()
+        assert generation.generation(others_params)[0] == expected
+        assert time.monotonic() - started < 2
+        assert generation.generation(params)[0] == expected
+        assert time.monotonic() - started < 10
+        wait_until(lambda: generation.held_blocks() == 0)
+
+
+def test_a_receiver_that_is_killed_costs_the_sender_nothing(engine_dir: Path, servers: tuple[Server, Server]) -> None:
+    context, _ = servers
+    with ExitStack() as stack:
+        generation = Server(stack, engine_dir, "generation")
+        _, params = context.context()
+        generation.process.kill()
+        with pytest.raises((RequestError, CallError)):
+            generation.generation(params)
+    wait_until(lambda: context.held_blocks() == 0)
+
+
+def test_a_server_that_was_restarted_is_not_taken_for_its_predecessor(engine_dir: Path) -> None:
+    """The same address, other blocks."""
+    with ExitStack() as stack:
+        generation = Server(stack, engine_dir, "both")
+        expected, _ = generation.answer()
+        first = Server(stack, engine_dir, "context")
+        _, params = first.context()
+        first.process.kill()
+        first.process.wait()
+        Server(stack, engine_dir, "context", listen=first.transfers)
+        assert generation.generation(params)[0] == expected
