@@ -8,8 +8,6 @@ import random
 import grpc
 import pytest
 from google.protobuf import unknown_fields
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from executor.api.request import KvCacheRetentionConfig
 from executor.serving.grpc_messages import SCHEMA_REVISION
@@ -363,13 +361,12 @@ async def test_clients_that_leave_at_random_moments_leave_nothing_behind(num_cli
         assert text_of(await server.generate(text="ok", max_tokens=2)) == "ok"
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(2.0), pytest.param(600.0, marks=pytest.mark.long)])
-async def test_64_concurrent_streams_all_end(seconds: float) -> None:
+async def test_64_concurrent_streams_all_end_with_the_text_they_should() -> None:
     """Forty clients at once have stopped servers for good."""
     executor = FakeExecutor(step_seconds=0.001)
     choices = random.Random(0)
     async with running_server(executor) as server:
-        until_time = asyncio.get_running_loop().time() + seconds
+        until_time = asyncio.get_running_loop().time() + 2
 
         async def client(number: int) -> int:
             num_done = 0
@@ -397,72 +394,3 @@ async def until(condition: object, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.005)
-
-
-requests = st.builds(
-    pb.GenerateRequest,
-    schema_revision=st.integers(0, 2),
-    request_id=st.none() | st.text(max_size=5),
-    max_tokens=st.none() | st.integers(0, 2**32 - 1),
-    streaming=st.booleans(),
-    sampling_config=st.none()
-    | st.builds(
-        pb.SamplingConfig,
-        temperature=st.none() | st.floats(),
-        top_k=st.none() | st.integers(0, 2**32 - 1),
-        top_p=st.none() | st.floats(),
-        min_p=st.none() | st.floats(),
-        seed=st.none() | st.integers(0, 2**64 - 1),
-        repetition_penalty=st.none() | st.floats(),
-    ),
-    output_config=st.none()
-    | st.builds(pb.OutputConfig, return_log_probs=st.booleans(), num_top_log_probs=st.integers(0, 40)),
-    stop_strings=st.lists(st.text(max_size=3), max_size=3),
-    stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3),
-    num_return_sequences=st.none() | st.integers(0, 4),
-    priority=st.none() | st.floats(),
-    allotted_time_ms=st.none() | st.integers(0, 2**32 - 1),
-    guided_decoding_params=st.none() | st.builds(pb.GuidedDecodingParams, guide_type=st.integers(0, 9)),
-)
-prompts = st.one_of(
-    st.builds(dict, text=st.text(max_size=20)),
-    st.builds(dict, input_token_ids=st.builds(pb.TokenSequence, token_ids=st.lists(st.integers(0, 300), max_size=9))),
-    st.builds(
-        dict,
-        chat=st.builds(
-            pb.ChatPrompt,
-            messages=st.lists(
-                st.builds(pb.ChatMessage, role=st.integers(0, 6), content=st.text(max_size=5)), max_size=3
-            ),
-        ),
-    ),
-)
-
-
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.lists(st.tuples(requests, prompts) | st.binary(max_size=60), min_size=10, max_size=40))
-def test_no_request_is_internal_or_stops_the_service(
-    batch: list[tuple[pb.GenerateRequest, dict[str, object]] | bytes],
-) -> None:
-    async def run() -> None:
-        async with running_server(FakeExecutor(lambda *_: END_ID)) as server:
-            call = server.channel.unary_stream("/inflight.v1.Inference/Generate")
-            for item in batch:
-                if isinstance(item, bytes):
-                    data = item
-                else:
-                    request = pb.GenerateRequest()
-                    request.CopyFrom(item[0])
-                    request.MergeFrom(pb.GenerateRequest(**item[1]))
-                    data = request.SerializeToString()
-                try:
-                    async for _ in call(data):
-                        pass
-                except grpc.aio.AioRpcError as error:
-                    assert error.code() in (  # noqa: PT017 - most of them do raise
-                        grpc.StatusCode.INVALID_ARGUMENT,
-                        grpc.StatusCode.UNIMPLEMENTED,
-                    ), error.details()
-            assert text_of(await server.generate(text="", input_token_ids=pb.TokenSequence(token_ids=[1]))) == ""
-
-    asyncio.run(run())
