@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
-from math import prod
 from pathlib import Path
-from typing import NamedTuple
-
-from safetensors import SafetensorError, safe_open
 
 from engine_build.checkpoint.config_check import check_config
 from engine_build.checkpoint.hugging_face_config import read_model_config
 from engine_build.checkpoint.hugging_face_tokenizer import tokenizer_files
 from engine_build.checkpoint.interface import CheckpointError, DenseTensor, Tensor, TokenizerFiles
 from engine_build.checkpoint.json_file import JsonObject
+from engine_build.checkpoint.safetensors_file import StoredTensor, check_dtypes, dominant_dtype, read_headers
 from engine_build.checkpoint.weight_shapes import check_weights, weight_shapes
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-class _StoredTensor(NamedTuple):
-    path: Path
-    dtype: str
-    """As safetensors names it: `F32`, `BF16`, ..."""
-    shape: tuple[int, ...]
 
 
 class HuggingFaceCheckpoint:
@@ -44,15 +32,11 @@ class HuggingFaceCheckpoint:
         if not (directory / "config.json").is_file():
             raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face model directory")
         stored = _stored_tensors(directory)
-        self.config = read_model_config(directory, _dominant_dtype(stored))
+        self.config = read_model_config(directory, dominant_dtype(stored.values()))
         check_config(self.config, self.source)
         self._stored = {name: tensor for name, tensor in stored.items() if not self._is_redundant(name)}
         check_weights(self.config, {name: tensor.shape for name, tensor in self._stored.items()}, self.source)
-        for name, tensor in self._stored.items():
-            if tensor.dtype not in _DTYPES:
-                raise CheckpointError(
-                    f"{tensor.path}: weight {name} is of type {tensor.dtype}; supported are {', '.join(_DTYPES)}"
-                )
+        check_dtypes(self._stored.values())
 
     def names(self) -> Iterable[str]:
         return weight_shapes(self.config).keys()
@@ -62,17 +46,12 @@ class HuggingFaceCheckpoint:
         return False
 
     def tensor(self, name: str) -> Tensor:
-        path = self._find(name).path
-        try:
-            with safe_open(path, framework="numpy") as file:
-                return DenseTensor(file.get_tensor(name))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read weight {name} from {path}: {error}") from error
+        return DenseTensor(self._find(name).read())
 
     def tokenizer_files(self) -> TokenizerFiles:
         return tokenizer_files(self._directory)
 
-    def _find(self, name: str) -> _StoredTensor:
+    def _find(self, name: str) -> StoredTensor:
         if name not in self._stored:
             raise CheckpointError(f"{self.source} has no weight {name}")
         return self._stored[name]
@@ -82,22 +61,22 @@ class HuggingFaceCheckpoint:
         return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.config.tie_word_embeddings)
 
 
-def _stored_tensors(directory: Path) -> dict[str, _StoredTensor]:
+def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     index_path = directory / _INDEX_FILE
     if index_path.is_file():
         return _sharded(index_path)
     path = directory / _SINGLE_FILE
     if path.is_file():
-        return _headers(path)
+        return read_headers(path)
     legacy = ", only pickled weights (*.bin), which are not read" if any(directory.glob("*.bin")) else ""
     raise CheckpointError(f"{directory} has neither {_SINGLE_FILE} nor {_INDEX_FILE}{legacy}")
 
 
-def _sharded(index_path: Path) -> dict[str, _StoredTensor]:
+def _sharded(index_path: Path) -> dict[str, StoredTensor]:
     shard_of = JsonObject.read(index_path).object("weight_map")
     if not shard_of.fields:
         raise CheckpointError(f"{index_path} has no 'weight_map'")
-    shards: dict[str, dict[str, _StoredTensor]] = {}
+    shards: dict[str, dict[str, StoredTensor]] = {}
     stored = {}
     for name in shard_of.fields:
         shard = shard_of.string(name)
@@ -106,29 +85,10 @@ def _sharded(index_path: Path) -> dict[str, _StoredTensor]:
         if shard not in shards:
             if not (index_path.parent / shard).is_file():
                 raise CheckpointError(f"{index_path.parent} lacks the shard {shard} that {index_path.name} names")
-            shards[shard] = _headers(index_path.parent / shard)
+            shards[shard] = read_headers(index_path.parent / shard)
         if name not in shards[shard]:
             raise CheckpointError(
                 f"{index_path.parent / shard} lacks the weight {name} that {index_path.name} puts there"
             )
         stored[name] = shards[shard][name]
     return stored
-
-
-def _headers(path: Path) -> dict[str, _StoredTensor]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-            return {
-                name: _StoredTensor(path, part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
-            }
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is truncated or not a safetensors file: {error}") from error
-
-
-def _dominant_dtype(stored: dict[str, _StoredTensor]) -> str:
-    elements: Counter[str] = Counter()
-    for tensor in stored.values():
-        elements[tensor.dtype] += prod(tensor.shape)
-    dtype = elements.most_common(1)[0][0] if elements else "F32"
-    return _DTYPES.get(dtype, dtype)
