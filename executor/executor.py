@@ -27,7 +27,7 @@ from executor.api.response import Response
 from executor.api.role import InstanceRole
 from executor.api.stats import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
 from executor.debug_tensors import DebugTensors
-from executor.engines.open import engine_spec, kv_cache_dtype, open_engine
+from executor.engines.open import engine_spec, kv_cache_dtype, open_engine, pool_memory
 from executor.guided_decoding import open_guided_decoding
 from executor.kv_account import KvAccount
 from executor.kv_events import KvEventSource
@@ -37,7 +37,7 @@ from executor.live_limits import LiveLimits, change_limits, current_limits
 from executor.live_request import ResponseListener
 from executor.loop import ExecutorLoop
 from executor.model_runner import ModelRunner
-from executor.pool_size import available_memory, pool_size
+from executor.pool_size import pool_size
 from executor.receipts import Receipts
 from executor.request_intake import RequestIntake, Submission, request_error
 from executor.response_queue import ResponseQueue
@@ -92,7 +92,7 @@ class Executor:
         kv = config.kv_cache_config
         self.spec = engine_spec(self.manifest, kv.kv_cache_dtype)
         scheduling = batch_manager_config(config, self.spec)
-        self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, available_memory())
+        self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, pool_memory(self.manifest))
         for line in self.pool_size.reason.splitlines():
             _logger.info(line)
         self._debug_tensors = None if config.debug_config is None else DebugTensors(config.debug_config)

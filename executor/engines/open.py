@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine_build.engine_dir import EngineDirectory
 from engine_build.memory import KvCacheMemory, kv_cache_memory
 from engine_build.targets.interface import TargetError
 from engine_build.targets.select import select_target
+from engine_build.targets.tensorrt.base import rank_file
 from engine_build.targets.tensorrt.plan_check import PACKAGES, check_plan_here
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.engines.interface import Engine, EngineSpec
+from executor.pool_size import available_memory
+
+if TYPE_CHECKING:
+    from executor.engines.cuda.bindings import BindingsDevice
+    from executor.engines.tensorrt import TensorRtEngine
 
 
 def engine_spec(engine_dir: EngineDirectory | Path, kv_cache_dtype: str | None = None) -> EngineSpec:
@@ -47,7 +55,7 @@ def open_engine(
     kv_cache_dtype: str | None = None,
     num_threads: int | None = None,
     deterministic: bool = False,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Engine:
     """Load the plan and allocate the KV pool.
 
@@ -57,14 +65,15 @@ def open_engine(
         kv_cache_dtype: what keys and values are kept in; `None` for the target's default.
         num_threads: CPU threads; `None` takes all cores. The reference engine takes them always.
         deterministic: a row's logits are bit-equal in every step in which each sequence has two rows or more.
-        device: where an engine of target reference runs: `cpu` or `cuda`. The others run where they were built for.
+        device: where an engine of target reference runs: `cpu`, `cuda` or, with `None`, on a GPU if torch can use one.
+            The others run where they were built for.
 
     Raises:
         EngineDirectoryError: the directory is missing, damaged or of another format version; or a plan of TensorRT
             of another version, for another device or with another checksum.
         InvalidRequestError: the target cannot keep keys and values so.
-        UnsupportedFeatureError: the target's library is not installed, or it has no GPU here.
-        OpenVinoError, UnsupportedGraphError: the engine's library cannot run the plan here.
+        UnsupportedFeatureError: the target's library is not installed, it has no GPU here, or no deterministic mode.
+        OpenVinoError, PlanError, UnsupportedGraphError: the engine's library cannot run the plan here.
     """
     directory = _opened(engine_dir)
     spec = engine_spec(directory, kv_cache_dtype)
@@ -82,13 +91,9 @@ def open_engine(
             deterministic=deterministic,
         )
     if directory.target in PACKAGES:
-        try:
-            check_plan_here(directory)
-        except TargetError as error:
-            raise UnsupportedFeatureError(str(error)) from error
-        raise UnsupportedFeatureError(f"plans for target {directory.target} are built by this release, not run")
+        return _open_tensorrt(directory, spec, num_blocks, deterministic)
     try:
-        from executor.engines.reference import ReferenceEngine
+        from executor.engines.reference import ReferenceEngine, default_device
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -101,9 +106,56 @@ def open_engine(
         spec,
         num_blocks,
         kv_cache_dtype=kv_cache_dtype,
-        device=device,
+        device=default_device() if device is None else device,
         deterministic=deterministic,
     )
+
+
+def pool_memory(engine_dir: EngineDirectory | Path) -> int:
+    """Bytes that are free now where `open_engine` will put the KV pool: in main memory, or on a GPU.
+
+    Raises:
+        UnsupportedFeatureError: the target needs a GPU, and there is none.
+    """
+    directory = _opened(engine_dir)
+    if directory.target in PACKAGES:
+        return _gpu().memory().free
+    if directory.target == "reference" and find_spec("torch") is not None:
+        from executor.engines.reference import default_device, free_memory
+
+        if default_device() != "cpu":
+            return free_memory(default_device())
+    return available_memory()
+
+
+def _open_tensorrt(
+    directory: EngineDirectory, spec: EngineSpec, num_blocks: int, deterministic: bool
+) -> TensorRtEngine:
+    """Everything the manifest and this machine can tell is checked before anything of CUDA is made."""
+    if deterministic:
+        raise UnsupportedFeatureError(
+            f"deterministic mode is not supported by target {directory.target}; openvino and reference have it"
+        )
+    try:
+        check_plan_here(directory)
+    except TargetError as error:
+        raise UnsupportedFeatureError(str(error)) from error
+    from executor.engines.tensorrt import TensorRtEngine
+    from executor.engines.tensorrt_plan import load_plan
+
+    gpu = _gpu()
+    plan = load_plan(directory.path / rank_file(0), PACKAGES[directory.target].module, gpu)
+    return TensorRtEngine(plan, gpu, spec, num_blocks)
+
+
+def _gpu() -> BindingsDevice:
+    from executor.engines.cuda.bindings import open_device
+    from executor.engines.cuda.device import NoGpuError
+
+    try:
+        return open_device()
+    except NoGpuError as error:
+        raise UnsupportedFeatureError(str(error)) from error
 
 
 def kv_cache_dtype(engine_dir: EngineDirectory | Path, wanted: str | None = None) -> str:

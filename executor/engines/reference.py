@@ -146,6 +146,17 @@ class ReferenceEngine:
         del self._graph
 
 
+def default_device() -> str:
+    """`cuda` where torch can use a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on a GPU."""
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
+
+
 def _usable(name: str) -> torch.device:
     try:
         device = torch.device(name)

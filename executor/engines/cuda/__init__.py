@@ -1,0 +1,1 @@
+"""What engines need of an NVIDIA GPU, without torch."""
