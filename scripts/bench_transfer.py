@@ -1,0 +1,124 @@
+"""Contexts from one process to another: bandwidth against NIXL alone, and the time that is not copying.
+
+Two processes on this machine. The sender offers contexts out of a pool with the geometry of SmolLM2-135M in float32; the
+receiver fetches them with the code that executors run (Open, reads, checksums, Close), and with nothing but NIXL: the
+same spans, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import multiprocessing.connection
+import statistics
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.transfer.bare_instance import BareInstance, BarePool, bare_spec
+from executor.transfer.context_state import ContextState
+from executor.transfer.grpc_network import GrpcNetwork
+from executor.transfer.nixl_transport import NixlTransport
+from executor.transfer.transport import PoolMemory, ReadState, Region, spans_between
+
+TIMEOUT = 30.0
+SPEC = bare_spec(num_layers=30, num_kv_heads=3, head_size=64, tokens_per_block=32)
+NUM_BLOCKS = 300
+HELP_NIXL = 0
+"""Instead of a number of tokens: NIXL alone is reading now."""
+
+
+def run_sender(pipe: multiprocessing.connection.Connection) -> None:
+    """The other process: offers what it is asked for, until it is told to stop."""
+    instance = BareInstance(GrpcNetwork(), SPEC, NUM_BLOCKS, timeout=TIMEOUT, seed=1)
+    transport = NixlTransport("bench-sender")
+    regions = instance.pool.kv_regions()
+    transport.register(regions)
+    pipe.send(PoolMemory(transport.name, transport.metadata(), tuple(map(Region.of, regions))))
+    while (num_tokens := pipe.recv()) is not None:
+        if num_tokens == HELP_NIXL:
+            while not pipe.poll():
+                transport.progress()
+        else:
+            pipe.send(instance.offer(num_tokens).to_bytes())
+    instance.close()
+    transport.close()
+
+
+def read_alone(transport: NixlTransport, memory: PoolMemory, spans: NDArray[np.uint64]) -> float:
+    """Seconds of one read with NIXL and nothing else."""
+    started = time.perf_counter()
+    read = transport.read(memory, spans)
+    while (state := read.poll()) is ReadState.IN_PROGRESS:
+        pass
+    assert state is ReadState.DONE
+    return time.perf_counter() - started
+
+
+def compare(num_tokens: int, rounds: int) -> dict[str, float]:
+    """Our transfer and NIXL alone, in turns, of contexts of one length."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=run_sender, args=(theirs,))
+    process.start()
+    instance = BareInstance(GrpcNetwork(), SPEC, NUM_BLOCKS, timeout=TIMEOUT)
+    memory: PoolMemory = ours.recv()
+    alone = NixlTransport("bench-receiver")
+    regions = BarePool(SPEC, NUM_BLOCKS).kv_regions()
+    alone.register(regions)
+    num_blocks = -(-num_tokens // SPEC.tokens_per_block)
+    num_bytes = num_blocks * SPEC.kv_bytes_per_block
+    block_ids = range(num_blocks)
+    spans = spans_between(memory.regions, block_ids, [Region.of(region) for region in regions], block_ids)
+    whole, raw = [], []
+    for turn in range(rounds + 1):
+        ours.send(num_tokens)
+        state = ContextState.from_bytes(ours.recv())
+        time.sleep(0.02 + num_bytes / 4e9)  # meanwhile the sender computes its checksums, as while a client hands on
+        seconds, blocks = instance.fetch(state)
+        assert blocks is not None, instance.endpoint.stats
+        ours.send(HELP_NIXL)
+        seconds_alone = read_alone(alone, memory, spans)
+        if turn:  # the first one connects
+            whole.append(seconds)
+            raw.append(seconds_alone)
+    ours.send(None)
+    process.join()
+    instance.close()
+    alone.close()
+    return {
+        "num_tokens": num_tokens,
+        "megabytes": num_bytes / 1e6,
+        "num_spans": len(spans),
+        "transfer_ms": 1000 * statistics.median(whole),
+        "nixl_ms": 1000 * statistics.median(raw),
+        "overhead_ms": 1000 * statistics.median(np.subtract(whole, raw).tolist()),
+        "gigabytes_per_second": num_bytes / 1e9 / statistics.median(whole),
+        "nixl_gigabytes_per_second": num_bytes / 1e9 / statistics.median(raw),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    arguments = parser.parse_args()
+    rounds = 8 if arguments.quick else 30
+    large = compare(4096, rounds)
+    small = compare(32, 3 * rounds)
+    for result in (small, large):
+        print(
+            f"{result['num_tokens']:5.0f} tokens, {result['megabytes']:6.1f} MB in {result['num_spans']:.0f} spans: "
+            f"{result['transfer_ms']:.2f} ms, {result['gigabytes_per_second']:.2f} GB/s; "
+            f"NIXL alone {result['nixl_ms']:.2f} ms, {result['nixl_gigabytes_per_second']:.2f} GB/s"
+        )
+    ratio = large["gigabytes_per_second"] / large["nixl_gigabytes_per_second"]
+    print(f"bandwidth {ratio:.2f} of NIXL alone; {small['overhead_ms']:.2f} ms more than the copy of one block")
+    if arguments.json:
+        print(json.dumps({"ratio_vs_nixl": ratio, "overhead_ms": small["overhead_ms"], "large": large, "small": small}))
+
+
+if __name__ == "__main__":
+    main()
