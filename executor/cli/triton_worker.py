@@ -30,7 +30,7 @@ def triton_worker(
     configure_logging("info")
     listener = socket.socket(fileno=socket_fd)
     settings = json.load(sys.stdin)
-    worker = Worker(listener)
+    worker = Worker(listener, settings["server_process"])
     try:
         model = model_settings(settings["parameters"])
         executor = _opened(model)

@@ -43,11 +43,7 @@ def read_config(text: str) -> dict[str, Any]:
     Raises:
         ConfigSyntaxError: it says none.
     """
-    tokens = _Tokens(text)
-    message = _message(tokens, "")
-    if tokens.kind != "end":
-        raise tokens.error("the end")
-    return message
+    return _message(_Tokens(text), "")
 
 
 def write_config(message: Mapping[str, Any]) -> str:
@@ -84,19 +80,17 @@ class _Tokens:
 
 
 def _message(tokens: _Tokens, end: str) -> dict[str, Any]:
+    """The fields up to `end`, or to the end of the text where that is empty."""
     message: dict[str, Any] = {}
-    while tokens.kind != "end" and not (end and tokens.takes(end)):
+    while not (tokens.takes(end) if end else tokens.kind == "end"):
         if tokens.kind != "word":
-            raise tokens.error("the name of a field")
+            raise tokens.error(f"the name of a field{' or ' + end if end else ''}")
         name = tokens.value
         tokens.advance()
         has_colon = tokens.takes(":")
         _add(message, name, _values(tokens, has_colon))
         while tokens.takes(",") or tokens.takes(";"):
             pass
-    else:
-        if end and tokens.kind == "end":
-            raise tokens.error(end)
     return message
 
 

@@ -282,9 +282,8 @@ def _refuse(tensors: _Tensors) -> None:
             raise UnsupportedFeatureError(f"{name} is not supported: {_BEAM}", field=name)
     beam_width = tensors.number("beam_width")
     if beam_width is not None and beam_width != 1:
-        raise UnsupportedFeatureError(
-            f"beam_width is {beam_width}; {_BEAM.removeprefix('it concerns ')}", field="beam_width"
-        )
+        message = f"beam_width is {beam_width}; it must be 1: beam search is not offered"
+        raise UnsupportedFeatureError(message, field="beam_width")
 
 
 def _prompt(tensors: _Tensors) -> list[int]:

@@ -11,7 +11,11 @@ It ends when its last connection does. Nothing waits for an instance: what one d
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,11 +26,14 @@ from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats
 from executor.engines.interface import EngineSpec
+from executor.triton.backend.runtime import is_running, remove_remains
 from executor.triton.backend.wire import VERSION, FrameWriter, WireError, array, frame, receive
 from executor.triton.outputs import event, idle, metric_values
 from executor.triton.requests import RowReader, RowRequest, with_tensor_name
 
 _FAREWELL_SECONDS = 5.0
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket."""
 
 
 class BridgedExecutor(Protocol):
@@ -44,8 +51,10 @@ class BridgedExecutor(Protocol):
 class Worker:
     """Serves an Executor on a listening socket."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, server_process: int) -> None:
+        """Take the connection of the instance that started the process, which connected before it did."""
         self._listener = listener
+        self._server_process = server_process
         self._connections: list[Connection] = []
         self._changed = threading.Condition()
         self._executor: BridgedExecutor | None = None
@@ -53,7 +62,7 @@ class Worker:
         self._failure: str | None = None
         self._stats: IterationStats | None = None
         """Of the last iteration, unless it was told that nothing has run since."""
-        self._add(listener.accept()[0])  # the instance that started the process connected before it did
+        self._add(listener.accept()[0])
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def fail(self, reason: str) -> None:
@@ -69,6 +78,9 @@ class Worker:
             self._executor, self._reader = executor, reader
             self._changed.notify_all()
         while self.wait_until_alone(stats_period_seconds):
+            if not is_running(self._server_process):
+                self._end_orphans()
+                return
             self._send_stats(executor)
 
     def wait_until_alone(self, seconds: float) -> bool:
@@ -104,6 +116,18 @@ class Worker:
             self._connections.append(connection)
         connection.start()
 
+    def _end_orphans(self) -> None:
+        """End the instances of a server that has been killed.
+
+        They end by themselves, unless they wait for the server's answer in a call that keeps Python's lock.
+        """
+        with self._changed:
+            connections = list(self._connections)
+        for connection in connections:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(connection.peer_process, signal.SIGKILL)
+        remove_remains()
+
     def _send_stats(self, executor: BridgedExecutor) -> None:
         """To one instance: those of a model share what they show."""
         latest = executor.get_latest_iteration_stats()
@@ -133,6 +157,8 @@ class Connection:
         self._outbox: list[bytes] = []
         self._has_mail = threading.Condition()
         self._is_closed = False
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.peer_process: int = _CREDENTIALS.unpack(credentials)[0]
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
@@ -207,7 +233,10 @@ class Connection:
         events, errors, lengths = [], [], []
         with self._lock:
             for response in responses:
-                key, row = self._rows[response.request_id]
+                known = self._rows.get(response.request_id)
+                if known is None:
+                    continue  # it was cancelled meanwhile, and its final response came first
+                key, row = known
                 if response.is_final:
                     del self._rows[response.request_id]
                     del self._ids[key]

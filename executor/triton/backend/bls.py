@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from executor.triton.backend.responses import send_final
 from executor.triton.backend.rows import request_parameters
+from executor.triton.backend.runtime import tidy_up
 from executor.triton.backend.settings import ParameterError, Settings
 from executor.triton.tensors import (
     LLM_TO_POSTPROCESSING,
@@ -46,6 +47,7 @@ class TritonPythonModel:
     """One instance of the model, for many requests at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        tidy_up()
         try:
             settings = Settings(args, _PARAMETERS)
             self._accumulates = settings.flag("accumulate_tokens", False)

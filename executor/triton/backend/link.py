@@ -1,7 +1,7 @@
 """The connection of one model instance to the Executor's process, which the first instance starts.
 
 ```
-stub of instance 0 ──┐ lock, bind, listen, spawn        RUNTIME_DIR/KEY.sock, KEY.lock
+stub of instance 0 ──┐ lock, bind, listen, spawn        KEY.sock, KEY.lock: see runtime.py
 stub of instance 1 ──┤ lock, connect                    KEY: server process, model, its parameters
                      └──────────► executor process: ends when its last connection does
 ```
@@ -17,13 +17,13 @@ import json
 import os
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from executor.triton.backend.runtime import runtime_directory, server_process
 from executor.triton.backend.wire import VERSION, WireError, frame, receive
 
 _RECONNECT_SECONDS = (0.1, 0.5, 2.0, 5.0)
@@ -152,13 +152,12 @@ class Link:
         where this instance had to start it."""
         process = None
         directory = runtime_directory()
-        server = os.getppid()
+        server = server_process()
         text = json.dumps([server, self._worker, self._settings], sort_keys=True)
         key = f"{server}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         path = directory / f"{key}.sock"
         with (directory / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            remove_stale_files(directory)
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connection.connect(str(path))
@@ -193,21 +192,3 @@ class Link:
         except BrokenPipeError:
             raise LinkError(f"executor_worker_path: {command[0]} ended at once; see the log above") from None
         return process
-
-
-def runtime_directory() -> Path:
-    """Where sockets are: private to the user."""
-    directory = Path(tempfile.gettempdir()) / f"inflight-triton-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise LinkError(f"{directory} is not private to this user; remove it")
-    return directory
-
-
-def remove_stale_files(directory: Path) -> None:
-    """Remove what servers that no longer run have left: files are named after their server's process."""
-    for path in directory.iterdir():
-        server = path.name.partition("-")[0]
-        if server.isdigit() and not Path(f"/proc/{server}").exists():
-            path.unlink(missing_ok=True)

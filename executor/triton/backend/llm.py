@@ -22,6 +22,7 @@ from executor.triton.backend.live import Batch, LiveBatches
 from executor.triton.backend.metrics import Metrics
 from executor.triton.backend.responses import error_response, send_final
 from executor.triton.backend.rows import RowError, request_parameters, row_values, tensors_by_name
+from executor.triton.backend.runtime import server_process, tidy_up
 from executor.triton.backend.settings import ParameterError, string_parameters
 from executor.triton.backend.wire import FrameWriter, frame
 
@@ -35,6 +36,7 @@ class TritonPythonModel:
         Raises:
             TritonModelException: one line that says what is wrong.
         """
+        tidy_up()
         config = json.loads(args["model_config"])
         self._is_decoupled: bool = config.get("model_transaction_policy", {}).get("decoupled", False)
         self._is_batched = config["max_batch_size"] > 0
@@ -43,6 +45,7 @@ class TritonPythonModel:
         self._stopping = threading.Event()
         self._metrics = Metrics(args["model_name"], args["model_version"])
         settings = {
+            "server_process": server_process(),
             "model_name": args["model_name"],
             "model_version": args["model_version"],
             "max_batch_size": config["max_batch_size"],

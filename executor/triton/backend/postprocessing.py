@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from executor.triton.backend.rows import RowError, tensors_by_name
+from executor.triton.backend.runtime import tidy_up
 from executor.triton.backend.settings import ParameterError, Settings
 from executor.triton.backend.text import TextCodec
 
@@ -22,6 +23,7 @@ class TritonPythonModel:
     """One instance of the model."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        tidy_up()
         try:
             settings = Settings(args, _PARAMETERS)
             self._codec = TextCodec(settings.text("tokenizer_dir"))

@@ -9,6 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from executor.triton.backend.rows import RowError, decoded, tensors_by_name
+from executor.triton.backend.runtime import tidy_up
 from executor.triton.backend.settings import ParameterError, Settings
 from executor.triton.backend.text import TextCodec
 
@@ -23,6 +24,7 @@ class TritonPythonModel:
     """One instance of the model; its requests are answered one after the other."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        tidy_up()
         try:
             settings = Settings(args, _PARAMETERS)
             self._codec = TextCodec(settings.text("tokenizer_dir"))
