@@ -67,9 +67,9 @@ def run_case(case: Case, device: str = "cpu") -> Outcome:
     arguments = random_arguments(case, device)
     pools = [arguments.pop(name) for name in ("key_cache", "value_cache")]
     definition, kernels = ([pool.clone() for pool in pools] for _ in range(2))
-    expected = _call(paged_attention, case, arguments, definition)
+    expected = call(paged_attention, case, arguments, definition)
     attention = TritonAttention(num_multiprocessors=case.num_multiprocessors, deterministic=case.deterministic)
-    output = _call(attention, case, arguments, kernels)
+    output = call(attention, case, arguments, kernels)
     same = all(
         torch.equal(one.view(torch.uint8), other.view(torch.uint8))
         for one, other in zip(definition, kernels, strict=True)
@@ -116,7 +116,8 @@ def random_arguments(case: Case, device: str) -> dict[str, Tensor]:
     }
 
 
-def _call(operator: Callable[..., Tensor], case: Case, arguments: dict[str, Tensor], pools: list[Tensor]) -> Tensor:
+def call(operator: Callable[..., Tensor], case: Case, arguments: dict[str, Tensor], pools: list[Tensor]) -> Tensor:
+    """Run the operator, or what computes it, on the case's inputs; both pools are written in place."""
     key_cache, value_cache = pools
     return operator(
         **arguments,
