@@ -14,12 +14,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from batch_manager import BatchManager, FinishReason, IterationPlan, KvCacheManager, Request
-from executor.engines.interface import Engine
+from executor.engines.interface import EngineSpec
 from executor.transfer.context_state import ContextState, GeneratedLogProb
 from executor.transfer.integrity import ModelIdentity
 from executor.transfer.layout import KvLayout
@@ -46,6 +48,17 @@ _still_written_to: list[object] = []
 """Pools that a read might still write to although their executor is gone: never freed."""
 
 
+class Pool(Protocol):
+    """What transfers need of an engine."""
+
+    @property
+    def spec(self) -> EngineSpec: ...
+
+    def kv_regions(self) -> list[NDArray[np.uint8]]:
+        """See `Engine.kv_regions`."""
+        ...
+
+
 class TransferEndpoint:
     """One instance's part in transfers."""
 
@@ -53,7 +66,7 @@ class TransferEndpoint:
         self,
         network: TransferNetwork,
         listen: str,
-        engine: Engine,
+        pool: Pool,
         identity: ModelIdentity,
         kv_dtype: str,
         kv: KvCacheManager,
@@ -65,7 +78,7 @@ class TransferEndpoint:
         Args:
             network: how instances reach each other.
             listen: HOST:PORT for calls of peers; port 0 takes a free one.
-            engine: has the pool.
+            pool: an engine.
             identity: what it runs.
             kv_dtype: what the pool keeps keys and values in.
             kv: has the blocks.
@@ -76,7 +89,7 @@ class TransferEndpoint:
             OSError: `listen` cannot be listened at.
             UnsupportedFeatureError: the network's library is not installed, or the pool not in main memory.
         """
-        spec = engine.spec
+        spec = pool.spec
         self.instance_id = secrets.token_bytes(16)
         self.identity = identity
         self.layout = KvLayout(
@@ -94,7 +107,7 @@ class TransferEndpoint:
         self._network = network
         self._listen = listen
         self._timeout = timeout
-        self._regions = engine.kv_regions()
+        self._regions = pool.kv_regions()
         self._transport = network.open_transport(self.instance_id)
         self._transport.register(self._regions)
         self._memory = PoolMemory(

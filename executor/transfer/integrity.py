@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine_build.engine_dir import TOKENIZER_DIR, EngineDirectory
 
-BLOCKS_PER_CHECKSUM = 16
+BLOCKS_PER_CHECKSUM = 4
 """A checksum covers so many blocks: few enough that a damaged one is found early, many enough to cost little."""
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,12 +28,12 @@ from batch_manager import BatchManager, KvCacheManager, Request
 from executor.transfer.context_state import ContextState
 from executor.transfer.integrity import ModelIdentity
 from executor.transfer.layout import KvLayout
-from executor.transfer.messages import identity_message, layout_message
+from executor.transfer.messages import identity_message, layout_message, memory_from
 from executor.transfer.peer import PeerError, PeerLink, PendingCall
 from executor.transfer.reception import BlockReader, ReceptionError
 from executor.transfer.states import TransferState
 from executor.transfer.stats import TransferStats
-from executor.transfer.transport import Transport
+from executor.transfer.transport import PoolMemory, Region, Transport
 from protos.inflight.v1 import transfer_pb2 as pb
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +41,11 @@ _logger = logging.getLogger(__name__)
 _HEARTBEATS_A_LEASE = 3
 """So many heartbeats are sent while a lease would last: two may be lost."""
 
-_WHILE_READING = 0.0002
+_WHILE_READING = 0.00005
 """Seconds between looks at reads in flight: reads only go on while they are looked at."""
+
+_MEMORIES_KEPT = 64
+"""Pools of peers that are remembered: peers come and go."""
 
 _CLOSE_ATTEMPTS = 3
 """A lost Close costs the sender its blocks until the lease ends, so it is worth saying again; it is idempotent."""
@@ -115,10 +119,14 @@ class ContextReceiver:
         self._layout = layout
         self._layout_message = layout_message(layout)
         self._regions = regions
+        self._targets = [Region.of(region) for region in regions]
+        self._memories: dict[bytes, PoolMemory] = {}
+        """Pools of peers, by instance."""
         self._timeout = timeout
         self._stats = stats
         self._on_change = on_change
         self._on_news = on_news
+        self._checker = ThreadPoolExecutor(1, "transfer-checks")
         self._receptions: dict[int, Reception] = {}
         """By the scheduler's id of the request, from `expect` until it is closed and quiet."""
         self._ended: list[Reception] = []
@@ -186,7 +194,7 @@ class ContextReceiver:
         for reception in receptions:
             if self._advance(reception, now):
                 deadlines.append(reception.deadline)
-                is_reading |= reception.reader is not None
+                is_reading |= reception.reader is not None and reception.reader.is_reading
         self._quiesce()
         self._follow_calls()
         self._send_heartbeats(now)
@@ -238,14 +246,27 @@ class ContextReceiver:
                 raise ReceptionError(kind, opened.reason)
             reception.reader = BlockReader(
                 self._transport,
+                self._memory_of(reception.context, opened),
                 self._regions,
+                self._targets,
                 self._layout,
                 reception.context.layout,
                 reception.block_ids,
                 opened,
                 reception.first_token,
+                self._checker,
+                self._on_news,
             )
         return reception.reader.advance()
+
+    def _memory_of(self, context: ContextState, opened: pb.OpenResponse) -> PoolMemory:
+        """A peer's pool stays what it is as long as the instance lives."""
+        memory = self._memories.get(context.instance_id)
+        if memory is None:
+            if len(self._memories) == _MEMORIES_KEPT:
+                self._memories.clear()
+            memory = self._memories[context.instance_id] = memory_from(opened.memory)
+        return memory
 
     def _open(self, reception: Reception) -> PendingCall:
         context = reception.context
@@ -382,6 +403,7 @@ class ContextReceiver:
         while True:
             self.tick(time.monotonic())
             if not self._receptions and not self._quiescing:
+                self._checker.shutdown()
                 return True
             if time.monotonic() >= deadline:
                 return False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from executor.transfer.integrity import checksums
 from executor.transfer.layout import KvLayout, convert_rows, gather, to_blocks
-from executor.transfer.messages import memory_from
 from executor.transfer.transport import (
     PoolMemory,
     Read,
@@ -30,6 +30,9 @@ checked while the next one comes."""
 
 _PIECES_IN_FLIGHT = 2
 
+_CHECKED_AT_ONCE = 4 << 20
+"""Bytes. To hand a smaller piece to another thread takes longer than to check it."""
+
 
 class ReceptionError(Exception):
     """The context will not come whole: `kind` says why in a word or two, for counting."""
@@ -47,6 +50,22 @@ class _Piece(NamedTuple):
     checksums: Sequence[int]
 
 
+class _PostedPiece(NamedTuple):
+    """A piece that is being read."""
+
+    piece: _Piece
+    read: Read
+    staging: NDArray[np.uint8] | None
+
+
+class _CheckedPiece(NamedTuple):
+    """A piece that is here and whose checksums are being computed."""
+
+    piece: _Piece
+    checksums: Future[list[int]]
+    staging: NDArray[np.uint8] | None
+
+
 class BlockReader:
     """Reads what an `OpenResponse` says into blocks of our pool. One thread makes all calls.
 
@@ -57,23 +76,31 @@ class BlockReader:
     def __init__(
         self,
         transport: Transport,
+        source: PoolMemory,
         regions: Sequence[NDArray[np.uint8]],
+        targets: Sequence[Region],
         layout: KvLayout,
         peer_layout: KvLayout,
         block_ids: Sequence[int],
         opened: pb.OpenResponse,
         first_token: int,
+        checker: Executor,
+        on_checked: Callable[[], None],
     ) -> None:
         """Plan the reads.
 
         Args:
             transport: carries them out.
+            source: the peer's pool.
             regions: our pool.
+            targets: the same, for the transport.
             layout: of our pool.
             peer_layout: of the peer's.
             block_ids: our block table, from token 0 on.
             opened: what the peer said.
             first_token: the first token that is missing here, the start of one of our blocks.
+            checker: computes checksums of large pieces while others are being read.
+            on_checked: called, on its thread, when it has.
 
         Raises:
             ReceptionError: what the peer said does not fit together.
@@ -83,13 +110,16 @@ class BlockReader:
         self._layout = layout
         self._peer_layout = peer_layout
         self._block_ids = block_ids
-        self._source: PoolMemory = memory_from(opened.memory)
+        self._source = source
         self._first_token = first_token
         self._end_token = opened.end_token
         self._is_direct = peer_layout == layout
         self._pieces = deque(self._plan(opened))
-        self._reads: deque[tuple[_Piece, Read, NDArray[np.uint8] | None]] = deque()
-        self._targets = [Region.of(region) for region in regions]
+        self._checker = checker
+        self._on_checked = on_checked
+        self._posted: deque[_PostedPiece] = deque()
+        self._checked: deque[_CheckedPiece] = deque()
+        self._targets = targets
         num_layers, two, num_heads, _, row = layout.block_shape
         self._rows = np.zeros((num_layers, two, num_heads, 0, row), np.uint8)
         """Staged and checked, but not yet a whole block of ours: `[layers, 2, heads, tokens, row]`."""
@@ -128,21 +158,24 @@ class BlockReader:
             ReceptionError: it will never be. Reads may still be in flight: `cancel` until it says otherwise.
         """
         self._post()
-        while self._reads:
-            piece, read, staging = self._reads[0]
-            state = read.poll()
-            if state is ReadState.IN_PROGRESS:
-                return False
-            self._reads.popleft()
+        while self._posted and (state := self._posted[0].read.poll()) is not ReadState.IN_PROGRESS:
+            piece, _, staging = self._posted.popleft()
             self._release(staging)
             if state is ReadState.FAILED:
                 raise ReceptionError("read failed", "the peer's memory could not be read")
             self._post()
-            self._take(piece, staging)
-        return True
+            self._check(piece, staging)
+        while self._checked and self._checked[0].checksums.done():
+            self._take(self._checked.popleft())
+        return not self._posted and not self._checked
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether reads are in flight, which go on while they are looked at."""
+        return bool(self._posted)
 
     def _post(self) -> None:
-        while self._pieces and len(self._reads) < _PIECES_IN_FLIGHT:
+        while self._pieces and len(self._posted) < _PIECES_IN_FLIGHT:
             piece = self._pieces.popleft()
             try:
                 staging, spans = self._spans(piece)
@@ -153,7 +186,7 @@ class BlockReader:
             except TransportError as error:
                 self._release(staging)
                 raise ReceptionError("read refused", str(error)) from error
-            self._reads.append((piece, read, staging))
+            self._posted.append(_PostedPiece(piece, read, staging))
 
     def _spans(self, piece: _Piece) -> tuple[NDArray[np.uint8] | None, NDArray[np.uint64]]:
         if self._is_direct:
@@ -169,13 +202,25 @@ class BlockReader:
         first = piece.begin_token // self._layout.tokens_per_block
         return self._block_ids[first : first + len(piece.source_ids)]
 
-    def _take(self, piece: _Piece, staging: NDArray[np.uint8] | None) -> None:
-        """A piece is there: prove it whole and, if it was staged, bring it into the pool."""
+    def _check(self, piece: _Piece, staging: NDArray[np.uint8] | None) -> None:
+        """A piece is here: begin to prove it whole."""
         if staging is None:
-            found = checksums(self._regions, self._targets_of(piece))
+            regions, block_ids = self._regions, self._targets_of(piece)
         else:
-            found = checksums(_split(staging, self._source.regions), range(len(staging)))
-        if found != list(piece.checksums):
+            regions, block_ids = _split(staging, self._source.regions), range(len(staging))
+        found: Future[list[int]]
+        if len(block_ids) * self._peer_layout.bytes_per_block > _CHECKED_AT_ONCE:
+            found = self._checker.submit(checksums, regions, block_ids)
+            found.add_done_callback(lambda _: self._on_checked())
+        else:
+            found = Future()
+            found.set_result(checksums(regions, block_ids))
+        self._checked.append(_CheckedPiece(piece, found, staging))
+
+    def _take(self, checked: _CheckedPiece) -> None:
+        """A piece's checksums are computed: if it was staged and is whole, bring it into the pool."""
+        piece, found, staging = checked
+        if found.result() != list(piece.checksums):
             raise ReceptionError("checksum", "blocks are not what the peer sent: their checksum differs")
         if staging is not None:
             self._relayout(piece, staging)
@@ -200,9 +245,9 @@ class BlockReader:
     def cancel(self) -> bool:
         """Ask all reads to end; whether nothing will be written any more."""
         self._pieces.clear()
-        while self._reads and self._reads[0][1].cancel():
-            self._release(self._reads.popleft()[2])
-        return not self._reads
+        while self._posted and self._posted[0].read.cancel():
+            self._release(self._posted.popleft().staging)
+        return not self._posted
 
     def _release(self, staging: NDArray[np.uint8] | None) -> None:
         if staging is not None:

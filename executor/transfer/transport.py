@@ -113,20 +113,18 @@ def spans_between(
     Raises:
         TransportError: the pools' regions differ, or a block lies outside.
     """
-    if [region.bytes_per_block for region in source] != [region.bytes_per_block for region in target]:
+    there, here = np.array(source, np.uint64).reshape(-1, 3), np.array(target, np.uint64).reshape(-1, 3)
+    if there.shape != here.shape or (there[:, 1] != here[:, 1]).any():
         raise TransportError("the peer's pool has other regions than ours, although the layouts are equal")
     check_block_ids(source, source_ids)
     check_block_ids(target, target_ids)
-    runs = _shared_runs(source_ids, target_ids)
-    first = np.array([run[0] for run in runs], np.uint64)
-    second = np.array([run[1] for run in runs], np.uint64)
-    length = np.array([run[2] for run in runs], np.uint64)
-    pieces = []
-    for there, here in zip(source, target, strict=True):
-        num_bytes = np.uint64(there.bytes_per_block)
-        addresses = np.uint64(there.address) + first * num_bytes, np.uint64(here.address) + second * num_bytes
-        pieces.append(np.stack([*addresses, length * num_bytes], 1))
-    return np.concatenate(pieces)
+    runs = np.array(_shared_runs(source_ids, target_ids), np.uint64).reshape(-1, 3)
+    num_bytes = there[:, 1:2]  # [regions, 1]; runs are columns
+    spans = np.empty((len(there), len(runs), 3), np.uint64)
+    spans[:, :, 0] = there[:, :1] + runs[:, 0] * num_bytes
+    spans[:, :, 1] = here[:, :1] + runs[:, 1] * num_bytes
+    spans[:, :, 2] = runs[:, 2] * num_bytes
+    return spans.reshape(-1, 3)
 
 
 def _shared_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -143,9 +141,8 @@ def _shared_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[t
 def check_block_ids(regions: Sequence[Region], block_ids: Sequence[int]) -> None:
     """Raises `TransportError` for a block outside the pool: nothing may be read or written there."""
     num_blocks = min((region.num_blocks for region in regions), default=0)
-    for block_id in block_ids:
-        if not 0 <= block_id < num_blocks:
-            raise TransportError(f"block {block_id} is outside a pool of {num_blocks} blocks")
+    if len(block_ids) and not (min(block_ids) >= 0 and max(block_ids) < num_blocks):
+        raise TransportError(f"blocks {min(block_ids)} to {max(block_ids)} are outside a pool of {num_blocks} blocks")
 
 
 def spans_to_staging(source: Sequence[Region], block_ids: Sequence[int], staging: Region) -> NDArray[np.uint64]:
