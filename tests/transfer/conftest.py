@@ -10,10 +10,10 @@ import pytest
 
 from executor import Executor
 from executor.transfer.local_network import LocalNetwork
-from tests.executor.conftest import tiny_engine_dir
+from tests.executor.conftest import open_executor, tiny_engine_dir
 from tests.transfer.instances import OpenInstance, instance
 
-__all__ = ["tiny_engine_dir"]
+__all__ = ["open_executor", "tiny_engine_dir"]
 
 
 @pytest.fixture

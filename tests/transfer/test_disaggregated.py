@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from engine_build.builder import build_engine, resolve_build_config
+from engine_build.targets.select import select_target
 from executor import (
     ContextPhaseParams,
+    Executor,
+    ExternalDraftTokensConfig,
+    FinishReason,
+    InstanceRole,
+    InvalidRequestError,
+    LookaheadDecodingConfig,
+    Request,
     Result,
     SamplingConfig,
+    UnsupportedFeatureError,
+    WrongRoleError,
 )
-from tests.executor.driving import finish, request, tokens_of
+from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
+from tests.executor.driving import finish, request, run_one, tokens_of
 from tests.transfer.instances import (
     OpenInstance,
     context_only,
     generation_only,
+    run_disaggregated,
     wait_until_free,
 )
 
@@ -74,3 +92,181 @@ def test_two_hundred_requests_get_the_tokens_of_one_instance_in_both_role_orders
 def params_of(result: Result) -> ContextPhaseParams:
     assert result.context_phase_params is not None
     return result.context_phase_params
+
+
+@pytest.fixture(scope="module")
+def larger_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny engine with blocks of 16 tokens instead of 4."""
+    checkpoint = TinyCheckpoint(tiny_config())
+    target = select_target("reference")
+    build_config = resolve_build_config(
+        checkpoint.config, target, max_batch_size=16, max_num_tokens=64, max_seq_len=256, tokens_per_block=16
+    )
+    directory = tmp_path_factory.mktemp("engines") / "larger"
+    build_engine(checkpoint, build_config, target, directory, lambda *_: None)
+    return directory
+
+
+@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no_reuse"])
+def test_blocks_of_other_sizes_are_laid_out_anew(open_instance: OpenInstance, larger_blocks: Path, reuse: bool) -> None:
+    """In both directions; with reuse the second prompt of each pair asks only for what is missing."""
+    small, large = open_instance(reuse=reuse), open_instance(engine_dir=larger_blocks, reuse=reuse)
+    for context, generation in ((small, large), (large, small)):
+        for prompt in prompts(3, 12, longest=120):
+            wanted = request(prompt, 6)
+            assert (
+                run_disaggregated(context, generation, wanted).output_token_ids
+                == run_one(small, wanted).output_token_ids
+            )
+    for executor in (small, large):
+        stats = executor.get_transfer_stats()
+        assert stats is not None
+        assert not stats.recomputed
+        assert stats.num_sent == 12
+        assert stats.num_received > 6  # with reuse the cache may have had all of a prompt
+        wait_until_free(executor)
+
+
+def test_narrower_keys_and_values_can_be_received(open_instance: OpenInstance) -> None:
+    context, generation = open_instance(), open_instance(kv_cache_dtype="bfloat16")
+    result = run_disaggregated(context, generation, request(list(range(50)), 6))
+    assert len(result.output_token_ids[0]) == 6
+    stats = generation.get_transfer_stats()
+    assert stats is not None
+    assert stats.num_received == 1
+
+
+def test_only_missing_blocks_are_asked_for(open_instance: OpenInstance) -> None:
+    context, generation = open_instance(), open_instance()
+    shared = list(range(64))
+    run_disaggregated(context, generation, request([*shared, 1, 2, 3], 4))
+    run_disaggregated(context, generation, request([*shared, 4, 5, 6], 4))
+    stats = generation.get_transfer_stats()
+    assert stats is not None
+    assert stats.num_received_tokens == 67 + 3
+
+
+def test_what_is_received_is_told_and_timed(open_instance: OpenInstance) -> None:
+    context, generation = open_instance(), open_instance()
+    result = run_disaggregated(context, generation, request(list(range(20)), 4, output={"return_perf_metrics": True}))
+    assert result.request_perf_metrics is not None
+    timing = result.request_perf_metrics.timing_metrics
+    assert timing.arrival_time < timing.kv_cache_transfer_start < timing.kv_cache_transfer_end < timing.last_token_time
+    assert timing.kv_cache_size == 5 * generation.spec.kv_bytes_per_block
+
+
+def test_drafts_travel_along(open_instance: OpenInstance) -> None:
+    """The context's own draft is the rest of what the client proposed, if it began right."""
+    context, generation = open_instance(), open_instance()
+    wanted = request(list(range(30)), 8)
+    expected = run_one(context, wanted).output_token_ids[0]
+    drafted = replace(wanted, external_draft_tokens_config=ExternalDraftTokensConfig(expected[:5]))
+    params = params_of(run_one(context, context_only(drafted)))
+    assert params.draft_tokens == expected[1:5]
+    result = run_one(generation, generation_only(wanted, params))
+    assert result.output_token_ids[0] == expected
+    assert result.decoding_iter < 8
+
+
+def test_lookahead_drafts_for_whoever_goes_on(open_instance: OpenInstance) -> None:
+    context, generation = open_instance(), open_instance()
+    wanted = request([5, 6, 7, 8] * 10, 8, lookahead_config=LookaheadDecodingConfig(4, 3, 4))
+    expected = run_one(context, wanted).output_token_ids[0]
+    params = params_of(run_one(context, context_only(wanted)))
+    assert run_one(generation, generation_only(wanted, params)).output_token_ids[0] == expected
+
+
+def test_a_request_that_ends_with_its_first_token_goes_nowhere(open_instance: OpenInstance) -> None:
+    context = open_instance()
+    wanted = request(list(range(30)), 8)
+    first = run_one(context, wanted).output_token_ids[0][0]
+    ended = run_one(context, context_only(replace(wanted, end_id=first)))
+    assert ended.finish_reasons == [FinishReason.END_ID]
+    assert ended.context_phase_params is None
+    assert run_one(context, context_only(replace(wanted, max_tokens=1))).context_phase_params is None
+    wait_until_free(context)
+
+
+def test_streaming_begins_with_the_first_token(open_instance: OpenInstance) -> None:
+    context, generation = open_instance(), open_instance()
+    wanted = replace(request(list(range(30)), 8), streaming=True)
+    expected = tokens_of(finish(context, context.enqueue_request(wanted)))
+    params = params_of(run_one(context, context_only(wanted)))
+    assert tokens_of(finish(generation, generation.enqueue_request(generation_only(wanted, params)))) == expected
+
+
+def refused(executor: Executor, wanted: Request, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        executor.enqueue_request(wanted)
+
+
+def test_what_does_not_fit_together_is_refused_by_name(
+    open_instance: OpenInstance, open_executor: Callable[..., Executor]
+) -> None:
+    context, generation = open_instance(), open_instance()
+    wanted = request(list(range(30)), 8)
+    params = params_of(run_one(context, context_only(wanted)))
+    state = params.opaque_state
+    assert state is not None
+    refused(generation, generation_only(request(list(range(31)), 8), params), InvalidRequestError, "another prompt")
+    refused(
+        generation, generation_only(replace(wanted, cache_salt_id=1), params), InvalidRequestError, "another prompt"
+    )
+    refused(generation, generation_only(replace(wanted, max_tokens=1), params), InvalidRequestError, "at least 2")
+    refused(generation, replace(wanted, context_phase_params=params), InvalidRequestError, "others do not")
+    refused(generation, context_only(replace(wanted, num_return_sequences=2)), InvalidRequestError, "one sequence")
+    for damaged, why in (
+        (b"", "is not what a context-only request returned"),
+        (b"x" * 70_000, "at most 65536 are taken"),
+        (state[:-1] + bytes([state[-1] ^ 1]), "was damaged"),
+        (state[:4] + b"\x09\x00" + state[6:], "has version 9"),
+        (None, "is not set"),
+    ):
+        refused(generation, generation_only(wanted, replace(params, opaque_state=damaged)), InvalidRequestError, why)
+    refused(open_executor(), context_only(wanted), UnsupportedFeatureError, "without a cache_transceiver_config")
+
+
+def test_another_models_context_is_refused(open_instance: OpenInstance, tmp_path: Path) -> None:
+    checkpoint = TinyCheckpoint(tiny_config(), seed=7)
+    target = select_target("reference")
+    build_config = resolve_build_config(
+        checkpoint.config, target, max_batch_size=16, max_num_tokens=64, max_seq_len=256, tokens_per_block=4
+    )
+    build_engine(checkpoint, build_config, target, tmp_path / "other", lambda *_: None)
+    context, generation = open_instance(), open_instance(engine_dir=tmp_path / "other")
+    wanted = request(list(range(30)), 8)
+    params = params_of(run_one(context, context_only(wanted)))
+    refused(generation, generation_only(wanted, params), InvalidRequestError, "same network with different weights")
+
+
+def test_a_role_changes_while_the_instance_runs(open_instance: OpenInstance) -> None:
+    """What was taken before goes on: here a context that was leased before its instance became a generation one."""
+    executor, other = open_instance(role="context"), open_instance()
+    wanted = request(list(range(30)), 8)
+    refused(executor, wanted, WrongRoleError, "role is context, which takes REQUEST_TYPE_CONTEXT_ONLY")
+    params = params_of(run_one(executor, context_only(wanted)))
+    executor.change_role(InstanceRole.GENERATION)
+    refused(executor, context_only(wanted), WrongRoleError, "role is generation")
+    expected = run_one(other, wanted).output_token_ids
+    assert run_one(other, generation_only(wanted, params)).output_token_ids == expected
+    back = params_of(run_one(other, context_only(wanted)))
+    assert run_one(executor, generation_only(wanted, back)).output_token_ids == expected
+
+
+def test_a_receiver_without_room_waits_and_keeps_the_context_leased(open_instance: OpenInstance) -> None:
+    """Its heartbeats renew the lease for longer than it would last."""
+    context = open_instance(timeout_ms=300)
+    generation = open_instance(timeout_ms=300, max_tokens=128)
+    wanted = request(list(range(60)), 8)
+    expected = run_one(context, wanted).output_token_ids
+    busy = generation.enqueue_request(request(list(range(20)), 100))
+    generation.pause()
+    params = params_of(run_one(context, context_only(wanted)))
+    waiting = generation.enqueue_request(generation_only(wanted, params))
+    time.sleep(0.8)
+    generation.resume()
+    assert finish(generation, waiting)[-1].result.output_token_ids == expected
+    finish(generation, busy)
+    stats = generation.get_transfer_stats()
+    assert stats is not None
+    assert not stats.recomputed
