@@ -13,7 +13,7 @@ from run_pictures import console
 from simulate_workload import DEFAULT_MODEL, PUBLISHED, Format, cost_model
 
 from batch_manager import BatchManagerConfig, KvCacheConfig
-from batch_manager.pictures import cluster_page
+from batch_manager.pictures import cluster_page, goodput_svg
 from batch_manager.simulate import (
     Cluster,
     ClusterMetrics,
@@ -74,6 +74,7 @@ def main(
     slo_tpot: Annotated[float, typer.Option(help="Seconds for each later token, on average.")] = 0.02,
     attainment: Annotated[float, typer.Option(help="Share of the requests that must be served within these.")] = 0.9,
     html: Annotated[Path | None, typer.Option(help="Write goodput over load as a page; not with --roles.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write goodput over load as a picture; not with --roles.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Serve the same requests with every layout of so many instances, at several loads, and recommend one.
@@ -98,8 +99,8 @@ def main(
             return ClusterReport.of(cluster)
 
         if roles is not None:
-            if html is not None or len(loads) != 1:
-                raise SimulationError("--roles is one layout at one --load, without --html")
+            if html is not None or svg is not None or len(loads) != 1:
+                raise SimulationError("--roles is one layout at one --load, without --html and --svg")
             layout = Layout(*_numbers("--roles", roles, int, 3))
             report = run(layout, loads[0])
             print(json.dumps(report.to_json()) if as_json else report.table())
@@ -118,6 +119,9 @@ def main(
         )
         html.write_text(cluster_page(result, f"{instances} instances: goodput over load", facts), encoding="utf-8")
         console.print(f"wrote {html}")
+    if svg is not None:
+        svg.write_text(goodput_svg(result), encoding="utf-8")
+        console.print(f"wrote {svg}")
     print(json.dumps(result.to_json()) if as_json else result.table())
 
 

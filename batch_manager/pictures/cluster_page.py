@@ -34,6 +34,14 @@ _STYLE = """
 """
 
 
+_PICTURE_STYLE = """
+text { fill: #6b7280; font: 11px system-ui, sans-serif; }
+.title { font-size: 13px; }
+.grid { stroke: #6b7280; stroke-opacity: 0.3; }
+"""
+"""Of a picture that stands alone, on light and on dark ground."""
+
+
 def cluster_page(sweep: Sweep, title: str, facts: str = "") -> str:
     """The page's text.
 
@@ -42,14 +50,12 @@ def cluster_page(sweep: Sweep, title: str, facts: str = "") -> str:
         title: for people.
         facts: what was simulated, in a line.
     """
-    colors = {layout: _COLORS[index % len(_COLORS)] for index, layout in enumerate(sweep.layouts)}
+    colors = _colors(sweep)
     css = (files("batch_manager.pictures") / "page.css").read_text(encoding="utf-8") + _STYLE
     legend = "".join(
         f'<li><i style="background:{color}"></i>{html.escape(layout.name)}</li>' for layout, color in colors.items()
     )
-    goodput = _chart(
-        sweep, colors, "goodput, requests/s", lambda run: run.report.goodput, max(r.report.goodput for r in sweep.runs)
-    )
+    goodput = _goodput_chart(sweep)
     attainment = _chart(
         sweep, colors, "served within the service level", lambda run: run.report.served_well, 1.0, sweep.attainment
     )
@@ -61,6 +67,26 @@ def cluster_page(sweep: Sweep, title: str, facts: str = "") -> str:
         f'<p class="advice">{html.escape(sweep.advice())}</p>\n<ul class="legend">{legend}</ul>\n'
         f'<div class="charts">\n{goodput}{attainment}</div>\n{_table(sweep)}</body>\n</html>\n'
     )
+
+
+def goodput_svg(sweep: Sweep) -> str:
+    """Goodput over load as a picture of its own, such as for a document."""
+    names = "".join(
+        f'<text x="{_WIDTH - _RIGHT}" y="{_TOP + 14 + 16 * index}" text-anchor="end" style="fill:{color}">'
+        f"{html.escape(layout.name)}</text>\n"
+        for index, (layout, color) in enumerate(_colors(sweep).items())
+    )
+    chart = _goodput_chart(sweep).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return chart.replace(">", f">\n<style>{_PICTURE_STYLE}</style>", 1).replace("</svg>", f"{names}</svg>")
+
+
+def _colors(sweep: Sweep) -> dict[Layout, str]:
+    return {layout: _COLORS[index % len(_COLORS)] for index, layout in enumerate(sweep.layouts)}
+
+
+def _goodput_chart(sweep: Sweep) -> str:
+    highest = max(run.report.goodput for run in sweep.runs)
+    return _chart(sweep, _colors(sweep), "goodput, requests/s", lambda run: run.report.goodput, highest)
 
 
 def _chart(

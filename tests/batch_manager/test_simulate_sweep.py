@@ -7,11 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from batch_manager import BatchManagerConfig, KvCacheConfig
-from batch_manager.pictures import cluster_page
+from batch_manager.pictures import cluster_page, goodput_svg
 from batch_manager.simulate import (
     Cluster,
     ClusterReport,
@@ -109,6 +110,14 @@ def test_the_table_and_the_page_show_every_layout_at_every_load() -> None:
     assert "http" not in page
 
 
+def test_the_picture_stands_alone() -> None:
+    picture = goodput_svg(served({TOGETHER: {1.0: 1.0, 2.0: 0.5}, APART: {1.0: 1.0, 2.0: 0.75}}))
+    svg = ElementTree.fromstring(picture)
+    texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"2 aggregated", "1 context + 1 generation", "goodput, requests/s"} <= set(texts)
+    assert len(list(svg.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
+
+
 # The script
 
 
@@ -144,7 +153,7 @@ def test_the_columns_of_a_published_trace_are_read_and_a_death_is_survived(tmp_p
     [
         (["--load", "many"], "--load is many; expected one or more numbers separated by commas"),
         (["--roles", "1,2", "--load", "1"], "--roles is 1,2; expected 3 numbers separated by commas"),
-        (["--roles", "1,1,0"], "--roles is one layout at one --load, without --html"),
+        (["--roles", "1,1,0"], "--roles is one layout at one --load, without --html and --svg"),
         (["--roles", "1,0,0", "--load", "1"], "no instance is there that goes on with requests"),
         (["--die", "1:0"], "--die goes with --roles"),
         (["--roles", "1,1,0", "--load", "1", "--die", "soon"], "--die is soon; expected TIME:INSTANCE"),

@@ -144,9 +144,11 @@ def test_usage_counts_prompt_output_and_cached_tokens(cluster: DynamoCluster) ->
 
 
 def test_a_stop_string_ends_an_answer_at_the_frontend(cluster: DynamoCluster) -> None:
-    text = ask(cluster, body("go on", 30, logprobs=False))["choices"][0]["message"]["content"]
-    stop = next(character for character in text if character.isascii() and character.isprintable())
-    choice = ask(cluster, body("go on", 30, logprobs=False, stop=[stop]))["choices"][0]
+    """Dynamo's frontend forgets stop strings where the end token is ignored."""
+    wanted = body("go on", 30, logprobs=False, ignore_eos=False)
+    text = ask(cluster, wanted)["choices"][0]["message"]["content"]
+    stop = next(character for character in text[1:] if character.isascii() and character.isprintable())
+    choice = ask(cluster, wanted | {"stop": [stop]})["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"] == text.partition(stop)[0]
 
@@ -157,7 +159,7 @@ def test_a_prompt_that_is_too_long_is_the_clients_fault(cluster: DynamoCluster) 
 
 
 def test_what_is_not_offered_is_refused_by_name(cluster: DynamoCluster) -> None:
-    response = httpx.post(f"{cluster.url}/v1/chat/completions", json=body("twice", n=2), timeout=60)
+    response = httpx.post(f"{cluster.url}/v1/chat/completions", json=body("twice", n=2, temperature=1), timeout=60)
     assert response.status_code == 400
     assert "sampling_options.n is 2; only 1 is offered" in response.text
 
