@@ -101,23 +101,36 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(fake_repository: Pat
         assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize(("number", "num_tokens"), [(signal.SIGKILL, 5000)])
-def test_a_server_that_is_killed_while_busy_leaves_nothing_and_starts_again(
-    fake_repository: Path, tmp_path: Path, number: signal.Signals, num_tokens: int
+def test_a_server_that_is_told_to_stop_while_busy_finishes_what_is_in_progress(
+    fake_repository: Path, tmp_path: Path
 ) -> None:
-    """After SIGTERM what is in progress goes on to its end, within the server's exit timeout."""
     with running(fake_repository, tmp_path / "log") as server:
-        busy = Busy(server, 8, num_tokens)
+        busy = Busy(server, 8, num_tokens=150)
+        [worker] = server.executor_processes()
+        regions = server.regions()
+        server.process.terminate()
+        wait_for(lambda: busy.num_responses == 8 * 150)
+        assert busy.errors == []
+        busy.close()
+        assert server.process.wait(timeout=60) == 0
+        wait_for(lambda: not is_alive(worker))
+        assert not any((SHARED_MEMORY / region).exists() for region in regions)
+
+
+def test_a_server_that_is_killed_while_busy_leaves_nothing_and_starts_again(
+    fake_repository: Path, tmp_path: Path
+) -> None:
+    with running(fake_repository, tmp_path / "log") as server:
+        busy = Busy(server, 8)
         [worker] = server.executor_processes()
         regions = server.regions()
         assert regions
         assert all((SHARED_MEMORY / region).exists() for region in regions)
-        status = server.stop(number)
-        assert status == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+        server.stop(signal.SIGKILL)
         wait_for(lambda: not is_alive(worker))
+        wait_for(lambda: not any((SHARED_MEMORY / region).exists() for region in regions))
         busy.close()
     with running(fake_repository, tmp_path / "log") as again:
-        assert not any((SHARED_MEMORY / region).exists() for region in regions)
         assert stream(again.target, "tensorrt_llm", {"inputs": llm_inputs([[7]], 3)}).tokens() == [7, 7, 7]
         assert again.executor_processes() != [worker]
         regions = again.regions()

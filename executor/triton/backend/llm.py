@@ -130,11 +130,18 @@ class TritonPythonModel:
             self._live.fail(batch, "UNAVAILABLE", reason)
 
     def _watch_clients(self, period: float) -> None:
-        """Cancel what nobody listens to any more. Asking Triton takes microseconds and holds no lock."""
         while not self._stopping.wait(period):
-            for batch in self._live.snapshot():
-                if batch.sender.is_cancelled():
-                    self._cancel(self._live.fail(batch, "CANCELLED", "the client cancelled the request"))
+            self._cancel_abandoned()
+
+    def _cancel_abandoned(self) -> None:
+        """Cancel what nobody listens to any more. Asking Triton takes microseconds and holds no lock.
+
+        Not a loop in the thread's function: it would keep its last batch, and Triton waits for every sender to be gone
+        before it unloads a model.
+        """
+        for batch in self._live.snapshot():
+            if batch.sender.is_cancelled():
+                self._cancel(self._live.fail(batch, "CANCELLED", "the client cancelled the request"))
 
     def _cancel(self, keys: list[int]) -> None:
         if keys:
