@@ -52,6 +52,10 @@ class Process:
             self.kill()
             return self._process.returncode
 
+    def wait(self, seconds: float) -> int:
+        """Its exit status, once it has ended by itself. Raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(seconds)
+
     def check(self) -> None:
         if not self.is_running:
             tail = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-15:])
@@ -101,8 +105,9 @@ class DynamoCluster:
         command += ["--router-mode", "kv", "--migration-limit", "3", *options]
         self._frontend = Process("frontend", command, self._directory, self._environment)
 
-    def start_worker(self, *options: str) -> Worker:
-        command = [self._python, "-c", "from executor.cli import main; main()", "dynamo-worker", str(self._engine_dir)]
+    def start_worker(self, *options: str, program: str = "from executor.cli import main; main()") -> Worker:
+        """`program`: what its interpreter runs with the options as arguments."""
+        command = [self._python, "-c", program, "dynamo-worker", str(self._engine_dir)]
         command += ["--model_name", self._model_name, "--discovery_backend", "file", "--event_plane", "zmq", *options]
         worker = Worker(f"worker-{len(self.workers)}", command, self._directory, self._environment)
         self.workers.append(worker)

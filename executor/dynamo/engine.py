@@ -48,6 +48,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         num_blocks: int,
         role: InstanceRole,
         on_ready: Callable[[int], None],
+        on_broken: Callable[[], None],
     ) -> None:
         """Bind.
 
@@ -59,6 +60,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
             num_blocks: of the KV pool.
             role: which part of the requests it does.
             on_ready: called with the worker's id right before it is found by others.
+            on_broken: called when the executor has stopped by itself and can serve nobody.
         """
         self._executor = executor
         self._end_ids = tuple(end_ids)
@@ -67,6 +69,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         self._num_blocks = num_blocks
         self._role = role
         self._on_ready = on_ready
+        self._on_broken = on_broken
         self._worker_id = 0
         self._service: GenerationService | None = None
         self._stats: StatsFeed | None = None
@@ -119,6 +122,8 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
             async for chunk in self._generate(wanted, context.id()):
                 yield chunk
         except RequestError as error:
+            if error.code is ErrorCode.UNAVAILABLE and self._service is not None and not self._service.is_draining:
+                self._on_broken()
             raise _dynamo_error(error) from error
 
     async def _generate(self, wanted: GenerationRequest, dynamo_id: str) -> AsyncGenerator[dict[str, Any], None]:

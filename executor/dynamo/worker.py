@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from dynamo.common.backend import Worker, WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.namespace import get_worker_namespace
 
+from executor.api.errors import ExecutorShutDownError
 from executor.api.role import InstanceRole
 from executor.dynamo.engine import ExecutorEngine
 from executor.dynamo.model_directory import model_directory
@@ -41,7 +43,7 @@ class DynamoConfig:
 def run_worker(
     executor: Executor, end_ids: Sequence[int], config: DynamoConfig, on_ready: Callable[[int], None]
 ) -> None:
-    """Register, serve, and drain at SIGTERM or SIGINT.
+    """Register, serve, and drain at SIGTERM or SIGINT, or when the executor breaks.
 
     Args:
         executor: outlives the worker; its role is the worker's.
@@ -50,13 +52,22 @@ def run_worker(
         on_ready: called with the worker's id right before it is found by others.
 
     Raises:
+        ExecutorShutDownError: the executor stopped by itself; its log says why.
         UnsupportedFeatureError: the engine directory has no tokenizer.
         Exception: the discovery backend cannot be reached, as Dynamo words it.
     """
     directory = str(model_directory(executor.manifest, executor.spec.max_seq_len))
     role = executor.role
     num_blocks = executor.pool_size.num_blocks
-    engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, role, on_ready)
+    is_broken = False
+
+    def stop() -> None:
+        nonlocal is_broken
+        if not is_broken:
+            is_broken = True
+            signal.raise_signal(signal.SIGTERM)  # as an operator would: Dynamo's worker unregisters, and ends
+
+    engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, role, on_ready, stop)
     worker_config = WorkerConfig(
         namespace=config.namespace or get_worker_namespace(),
         component=config.component,
@@ -69,3 +80,5 @@ def run_worker(
         disaggregation_mode=_MODES[role],
     )
     uvloop.run(Worker(engine, worker_config).run())
+    if is_broken:
+        raise ExecutorShutDownError("the executor stopped by itself, and so did its worker")

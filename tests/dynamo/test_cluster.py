@@ -11,6 +11,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,24 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 MODEL = "tiny"
 WORKER = ("--num_threads", "1", "--kv_cache_max_tokens", "8192", "--deterministic")
+
+BREAKS_SOON = """
+from executor.stats import StatsRecorder
+
+record, num_left = StatsRecorder.record, 20
+
+def record_or_break(self, *args, **kwargs):
+    global num_left
+    num_left -= 1
+    if num_left < 0:
+        raise RuntimeError("broken on purpose")
+    return record(self, *args, **kwargs)
+
+StatsRecorder.record = record_or_break
+from executor.cli import main
+main()
+"""
+"""A worker whose scheduler has a fault in its 21st iteration."""
 
 OpenCluster = Callable[..., AbstractContextManager[DynamoCluster]]
 
@@ -227,6 +246,18 @@ def test_streams_go_on_when_their_instance_is_killed(open_cluster: OpenCluster) 
             reader.join(60)
         assert got == undisturbed
         assert reasons == ["length"] * len(prompts)
+
+
+def test_a_worker_whose_executor_breaks_ends_and_loses_no_stream(open_cluster: OpenCluster) -> None:
+    with open_cluster("both") as cluster:
+        undisturbed = [tokens(ask(cluster, body(f"prompt {number}", 30))) for number in range(8)]
+        broken = cluster.start_worker("--role", "both", *WORKER, program=BREAKS_SOON)
+        cluster.wait_until_ready()
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, cluster, body(f"prompt {number}", 30)) for number in range(8)]
+            assert [tokens(answer.result()) for answer in asked] == undisturbed
+        assert broken.wait(30) == 2
+        assert "error: the executor stopped by itself, and so did its worker" in broken.log.read_text()
 
 
 def test_a_worker_that_is_told_to_stop_ends_its_streams_first(open_cluster: OpenCluster) -> None:
