@@ -20,8 +20,8 @@ from engine_build.kernels.shape import AttentionShape, KernelError
 COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 """Device generations kernels are compiled for."""
 
-_PTX_VERSION = 88
-"""What drivers from CUDA 12.9 on take, and enough for all device generations here. Triton's own default may be newer
+_PTX_VERSION = 87
+"""What drivers from CUDA 12.8 on take, and enough for all device generations here. Triton's own default may be newer
 than the driver at hand."""
 _FIRST_WITH_FP8 = (8, 9)
 _ALIGNMENT = 16

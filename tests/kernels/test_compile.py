@@ -116,7 +116,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-PTX = """.version 8.8
+PTX = """.version 8.7
 .visible .entry work(
 \t.param .u64 .ptr .global .align 1 work_param_0,
 \t.param .u32 work_param_1,
