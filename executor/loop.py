@@ -118,9 +118,13 @@ class ExecutorLoop:
         try:
             for live, _, grammar in submissions:
                 held_for = None if grammar is None else WaitCode.GRAMMAR
+                if held_for is None and self._handover.looks_up(live):
+                    held_for = WaitCode.REMOTE_KV
                 for sequence in live.sequences:
                     self._batch_manager.add_request(sequence.scheduled, held_for)
                     added.append(sequence.scheduled.request_id)
+                if held_for is WaitCode.REMOTE_KV:
+                    self._handover.look_up(live)
         except RequestRefused:
             for sequence_id in added:
                 self._batch_manager.cancel_request(sequence_id)
@@ -234,6 +238,7 @@ class ExecutorLoop:
         new = [sequence for sequence in scheduled if sequence.note_scheduled(plan.iteration, started)]
         try:
             sampled, engine_seconds = self._step.compute(plan)
+            self._handover.note_step(plan, engine_seconds)
             self._fail_undrawn(plan, sampled)
             with self._changed:
                 self._stats.record_rows(plan)

@@ -13,13 +13,25 @@ import multiprocessing
 import multiprocessing.connection
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_build.engine_dir import EngineDirectory
+from executor import (
+    CacheTransceiverConfig,
+    ContextPhaseParams,
+    Executor,
+    ExecutorConfig,
+    Request,
+    RequestType,
+)
+from executor.engines.open import engine_spec, kv_cache_dtype
 from executor.transfer.bare_instance import BareInstance, BarePool, bare_spec
 from executor.transfer.context_state import ContextState
 from executor.transfer.grpc_network import GrpcNetwork
+from executor.transfer.integrity import ModelIdentity
 from executor.transfer.nixl_transport import NixlTransport
 from executor.transfer.transport import PoolMemory, ReadState, Region, spans_between
 
@@ -100,10 +112,74 @@ def compare(num_tokens: int, rounds: int) -> dict[str, float]:
     }
 
 
+def run_context_sender(pipe: multiprocessing.connection.Connection, engine_dir: Path, num_tokens: int) -> None:
+    """The other process of `interference`: contexts of an engine's model that nobody has computed."""
+    directory = EngineDirectory.open(engine_dir)
+    spec = engine_spec(directory)
+    num_blocks = 2 * -(-num_tokens // spec.tokens_per_block)
+    instance = BareInstance(
+        GrpcNetwork(),
+        spec,
+        num_blocks,
+        timeout=TIMEOUT,
+        identity=ModelIdentity.of(directory),
+        kv_dtype=kv_cache_dtype(directory),
+    )
+    while pipe.recv():
+        pipe.send(instance.offer(num_tokens).to_bytes())
+    instance.close()
+
+
+def interference(engine_dir: Path, num_gaps: int) -> dict[str, float]:
+    """Time between tokens of a request that decodes, while contexts arrive one after the other, and while none does."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    transceiver = CacheTransceiverConfig(kv_transfer_timeout_ms=int(TIMEOUT * 1000))
+    with Executor(engine_dir, ExecutorConfig(cache_transceiver_config=transceiver)) as executor:
+        num_tokens = min(4096, executor.spec.max_input_len, executor.spec.max_seq_len - 2)
+        process = spawn.Process(target=run_context_sender, args=(theirs, engine_dir, num_tokens))
+        process.start()
+        times: list[float] = []
+        decoding = Request([1] * 8, executor.spec.max_seq_len - 8, streaming=True)
+        request_id = executor.enqueue_request(decoding, listener=lambda _: times.append(time.perf_counter()))
+        gaps: dict[bool, list[float]] = {False: [], True: []}
+        num_arrived = 0
+        while min(map(len, gaps.values())) < num_gaps:
+            for has_arrivals in gaps:
+                begin, until = len(times), time.perf_counter() + 2
+                while time.perf_counter() < until:
+                    if not has_arrivals:
+                        time.sleep(0.1)
+                        continue
+                    ours.send(True)
+                    params = ContextPhaseParams([1], 1, ours.recv())
+                    executor.await_responses(
+                        executor.enqueue_request(
+                            Request(
+                                [1] * num_tokens,
+                                2,
+                                type=RequestType.REQUEST_TYPE_GENERATION_ONLY,
+                                context_phase_params=params,
+                            )
+                        )
+                    )
+                    num_arrived += 1
+                gaps[has_arrivals] += np.diff(times[begin:]).tolist()
+        executor.cancel_request(request_id)
+        stats = executor.get_transfer_stats()
+        assert stats is not None
+        assert not stats.recomputed, stats
+        ours.send(False)
+        process.join()
+    quiet, busy = (1000 * float(np.percentile(gaps[each], 99)) for each in (False, True))
+    return {"num_tokens": num_tokens, "contexts": num_arrived, "p99_ms": quiet, "p99_ms_arriving": busy}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--engine_dir", type=Path, help="also measure what decoding on this engine feels of arrivals")
     arguments = parser.parse_args()
     rounds = 8 if arguments.quick else 30
     large = compare(4096, rounds)
@@ -116,8 +192,21 @@ def main() -> None:
         )
     ratio = large["gigabytes_per_second"] / large["nixl_gigabytes_per_second"]
     print(f"bandwidth {ratio:.2f} of NIXL alone; {small['overhead_ms']:.2f} ms more than the copy of one block")
+    figures: dict[str, object] = {
+        "ratio_vs_nixl": ratio,
+        "overhead_ms": small["overhead_ms"],
+        "large": large,
+        "small": small,
+    }
+    if arguments.engine_dir is not None:
+        felt = interference(arguments.engine_dir, 100 if arguments.quick else 600)
+        figures |= {"itl_p99_ratio": felt["p99_ms_arriving"] / felt["p99_ms"], "interference": felt}
+        print(
+            f"between tokens, p99: {felt['p99_ms_arriving']:.1f} ms while contexts of {felt['num_tokens']:.0f} tokens "
+            f"arrive, {felt['p99_ms']:.1f} ms while none does: {figures['itl_p99_ratio']:.2f}"
+        )
     if arguments.json:
-        print(json.dumps({"ratio_vs_nixl": ratio, "overhead_ms": small["overhead_ms"], "large": large, "small": small}))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -119,6 +119,20 @@ class KvCacheManager(BlockTables):
         private = [b for b in request.block_ids if b != NO_BLOCK and self.pool.cached[b] is None]
         return self.leases.take(owner, self.next_iteration, "lease", holding.held, private).lease_id
 
+    def lease_prefix(self, request: Request, owner: str) -> tuple[int, list[int]] | None:
+        """Keep what is in the device pool of the request's tokens, whole blocks, until `end_lease`.
+
+        Only tokens, adapter, salt and multimodal items of `request` matter; it need not run.
+
+        Returns:
+            The lease's id, and the blocks in the order of their tokens; None: not a single one is there.
+        """
+        path = self.cache.find_resident(request)
+        if not path:
+            return None
+        lease = self.leases.take(owner, self.next_iteration, "lease_prefix", self.cache.holders(path))
+        return lease.lease_id, [node.block_id for node in path]
+
     def end_lease(self, lease_id: int) -> None:
         """Raises `BlockOwnershipError` when the lease has ended already or never was."""
         self.leases.end(lease_id)

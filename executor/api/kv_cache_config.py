@@ -146,6 +146,9 @@ class CacheTransceiverConfig:
     """HOST:PORT where other instances ask for contexts; port 0 takes a free one. Whoever reaches it can read what is
     in the cache."""
     role: InstanceRole = addition(InstanceRole.BOTH)
+    peers: list[str] = addition(default_factory=list)
+    """HOST:PORT of instances that are asked for what they have cached of a prompt before it is computed; it is fetched
+    where the measured link makes that cheaper."""
     network: TransferNetwork | None = addition(None)
     """How instances reach each other. `None`: NIXL and gRPC. A `LocalNetwork` joins executors of one process."""
 

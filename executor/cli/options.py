@@ -110,6 +110,14 @@ TransferListen = Annotated[
         rich_help_panel=_TRANSFERS,
     ),
 ]
+TransferPeers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--transfer_peer",
+        help="HOST:PORT of an instance that is asked for what it has cached of a prompt; may be repeated.",
+        rich_help_panel=_TRANSFERS,
+    ),
+]
 KvTransferTimeout = Annotated[
     int,
     typer.Option(
@@ -140,11 +148,15 @@ LogLevel = Annotated[LogLevelName, typer.Option("--log_level", help="Lines on st
 IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the model's end token.")]
 
 
-def transceiver_config(role: InstanceRole | None, listen: str | None, timeout_ms: int) -> CacheTransceiverConfig | None:
-    """How contexts are exchanged: not at all without a role and an address."""
-    if role is None and listen is None:
+def transceiver_config(
+    role: InstanceRole | None, listen: str | None, peers: list[str] | None, timeout_ms: int
+) -> CacheTransceiverConfig | None:
+    """How contexts are exchanged: not at all without a role, an address or a peer."""
+    if role is None and listen is None and not peers:
         return None
-    config = CacheTransceiverConfig(role=role or InstanceRole.BOTH, kv_transfer_timeout_ms=timeout_ms)
+    config = CacheTransceiverConfig(
+        role=role or InstanceRole.BOTH, kv_transfer_timeout_ms=timeout_ms, peers=peers or []
+    )
     if listen is not None:
         config.listen = listen
     return config

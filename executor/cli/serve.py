@@ -94,6 +94,7 @@ def serve(
     num_threads: options.NumThreads = None,
     role: options.Role = None,
     transfer_listen: options.TransferListen = None,
+    transfer_peer: options.TransferPeers = None,
     kv_transfer_timeout_ms: options.KvTransferTimeout = 30_000,
     max_queue_size: Annotated[
         int | None, typer.Option("--max_queue_size", help="Requests that may wait.", rich_help_panel=_LIMITS)
@@ -170,7 +171,9 @@ def serve(
         disk_cache_size=disk_cache_size,
         disk_cache_dir=None if disk_cache_dir is None else str(disk_cache_dir),
         secondary_offload_min_priority=secondary_offload_min_priority,
-        cache_transceiver_config=options.transceiver_config(role, transfer_listen, kv_transfer_timeout_ms),
+        cache_transceiver_config=options.transceiver_config(
+            role, transfer_listen, transfer_peer, kv_transfer_timeout_ms
+        ),
         capacity_scheduler_policy=capacity_scheduler_policy,
         context_chunking_policy=context_chunking_policy,
         deterministic=deterministic,

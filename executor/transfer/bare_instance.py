@@ -18,19 +18,23 @@ from executor.transfer.integrity import ModelIdentity, prompt_digest
 from executor.transfer.peer import TransferNetwork
 
 _IDENTITY = ModelIdentity(b"c" * 32, b"w" * 32, "float32")
+_LONGEST = 1 << 20
+"""Tokens in a context, which is taken in one step."""
+
 _TOKEN = 1
 """Of which all prompts consist."""
 
 
 class BarePool:
-    """A pool of float32 keys and values, filled with numbers of no meaning."""
+    """A pool filled with numbers of no meaning."""
 
     def __init__(self, spec: EngineSpec, num_blocks: int, seed: int = 0) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
         random = np.random.default_rng(seed)
         shape = num_blocks, spec.kv_bytes_per_block // (2 * spec.num_layers)
-        self._regions = [random.integers(0, 256, shape, np.uint8) for _ in range(2 * spec.num_layers)]
+        # Bytes below 64: small finite numbers in every element type, so that an engine can compute with them.
+        self._regions = [random.integers(0, 64, shape, np.uint8) for _ in range(2 * spec.num_layers)]
 
     def kv_regions(self) -> list[NDArray[np.uint8]]:
         """See `Engine.kv_regions`."""
@@ -39,7 +43,6 @@ class BarePool:
 
 def bare_spec(num_layers: int, num_kv_heads: int, head_size: int, tokens_per_block: int) -> EngineSpec:
     """What an engine with such blocks of float32 would have been built for."""
-    longest = 1 << 20
     return EngineSpec(
         vocab_size=_TOKEN + 1,
         num_layers=num_layers,
@@ -47,9 +50,9 @@ def bare_spec(num_layers: int, num_kv_heads: int, head_size: int, tokens_per_blo
         head_size=head_size,
         tokens_per_block=tokens_per_block,
         max_batch_size=16,
-        max_num_tokens=longest,
-        max_input_len=longest,
-        max_seq_len=longest,
+        max_num_tokens=_LONGEST,
+        max_input_len=_LONGEST,
+        max_seq_len=_LONGEST,
         kv_bytes_per_block=2 * num_layers * num_kv_heads * head_size * tokens_per_block * 4,
     )
 
@@ -66,6 +69,7 @@ class BareInstance:
         timeout: float,
         seed: int = 0,
         identity: ModelIdentity = _IDENTITY,
+        kv_dtype: str = "float32",
     ) -> None:
         """Begin.
 
@@ -76,19 +80,20 @@ class BareInstance:
             timeout: seconds that leases last and transfers may take.
             seed: what the pool is filled by.
             identity: what it claims to run.
+            kv_dtype: what it claims that its pool keeps.
         """
         self.pool = BarePool(spec, num_blocks, seed)
         self.kv = KvCacheManager(
             KvCacheConfig(num_blocks=num_blocks, tokens_per_block=spec.tokens_per_block, enable_block_reuse=False)
         )
-        limits = BatchManagerConfig(max_batch_size=spec.max_batch_size, max_num_tokens=spec.max_num_tokens)
+        limits = BatchManagerConfig(max_batch_size=16, max_num_tokens=_LONGEST)
         self._manager = BatchManager(limits, self.kv)
         self._lock = threading.Condition()
         self._woken = threading.Event()
         self._next_id = 1
         self._timeout = timeout
         self.endpoint = TransferEndpoint(
-            network, "127.0.0.1:0", self.pool, identity, "float32", self.kv, self._manager, timeout
+            network, "127.0.0.1:0", self.pool, identity, kv_dtype, self.kv, self._manager, timeout
         )
         self.endpoint.start(self._lock, self._woken.set)
 

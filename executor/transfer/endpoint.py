@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,8 @@ from executor.engines.interface import EngineSpec
 from executor.transfer.context_state import ContextState, GeneratedLogProb
 from executor.transfer.integrity import ModelIdentity
 from executor.transfer.layout import KvLayout
+from executor.transfer.link_meter import CostMeter
+from executor.transfer.lookup import Lookup, PeerLookup
 from executor.transfer.messages import identity_message, layout_message, memory_message
 from executor.transfer.peer import PeerLink, TransferNetwork
 from executor.transfer.receiver import ContextReceiver, Reception
@@ -72,6 +74,7 @@ class TransferEndpoint:
         kv: KvCacheManager,
         batch_manager: BatchManager,
         timeout: float,
+        peers: Sequence[str] = (),
     ) -> None:
         """Register the pool and answer peers.
 
@@ -84,6 +87,7 @@ class TransferEndpoint:
             kv: has the blocks.
             batch_manager: has the requests.
             timeout: seconds that leases last and transfers may take.
+            peers: addresses of instances that are asked for what they have cached of a prompt.
 
         Raises:
             OSError: `listen` cannot be listened at.
@@ -107,6 +111,14 @@ class TransferEndpoint:
         self._network = network
         self._listen = listen
         self._timeout = timeout
+        self.meter = CostMeter()
+        self._lookup = PeerLookup(peers, kv, self._link_to, identity, self.layout, self.meter, lambda: self._news.set())
+        self._to_ask: list[Lookup] = []
+        self._asked: list[Lookup] = []
+        self._looked_up: list[Lookup] = []
+        """Over, for the loop to settle."""
+        self._to_close: list[Lookup] = []
+        """Whose requests ended before they could fetch."""
         self._regions = pool.kv_regions()
         self._transport = network.open_transport(self.instance_id)
         self._transport.register(self._regions)
@@ -154,9 +166,11 @@ class TransferEndpoint:
             self._regions,
             self._timeout,
             self.stats,
+            self.meter,
             wake,
             self._news.set,
         )
+        self._wake = wake
         self._server = self._network.serve(self, self._listen)
         self.address = self._server.address
         self._thread.start()
@@ -172,8 +186,31 @@ class TransferEndpoint:
         self._receiver.expect(request, context)
         self._news.set()
 
+    def looks_up(self, request: Request) -> bool:
+        """Whether peers are worth asking for `request`, which is held for `REMOTE_KV` then, until `settle`."""
+        return self._lookup.is_worth_asking(request)
+
+    def look_up(self, request: Request, cache_salt: int | None) -> None:
+        """`request` was taken in and is held: ask peers for what they have cached of its prompt."""
+        self._to_ask.append(Lookup(request, cache_salt))
+        self._news.set()
+
     def settle(self) -> list[Reception]:
         """Before planning: take over what has come, or will not come, since the last call, which is returned."""
+        looked_up, self._looked_up = self._looked_up, []
+        for lookup in looked_up:
+            request = lookup.request
+            if request.is_finished:
+                if lookup.found is not None:
+                    lookup.unwanted = [lookup.found]
+                    self._to_close.append(lookup)
+                    self._news.set()
+                continue
+            if lookup.found is not None:
+                request.num_remote_tokens = lookup.found.num_tokens
+                self._receiver.expect(request, lookup.found)
+                self.stats.num_found += 1
+            self._batch_manager.release_hold(request.request_id)
         return self._receiver.settle()
 
     def begin(self) -> None:
@@ -265,7 +302,18 @@ class TransferEndpoint:
                 return self._sender.heartbeat(request)
             case "Close":
                 return self._sender.close(request)
+            case "Find":
+                return self._answer_find(request)
         raise ValueError(f"{method} is no call of this service")
+
+    def _answer_find(self, request: pb.FindRequest) -> pb.FindResponse:
+        found = self._sender.find(request)
+        if found is None:
+            return pb.FindResponse()
+        self._news.set()
+        offer, digest = found
+        state = self.context_state(offer.context_id, offer.num_tokens, digest, [])
+        return pb.FindResponse(num_tokens=offer.num_tokens, state=state.to_message())
 
     def _link_to(self, address: str) -> PeerLink:
         with self._links_lock:
@@ -290,6 +338,7 @@ class TransferEndpoint:
         """Returns seconds after which to look again; `None`: not before there are news."""
         self._sender.prepare()
         self._sender.reap(now)
+        self._advance_lookups()
         delays = [self._receiver.tick(now)]
         if self._sender.is_being_read:
             self._transport.progress()
@@ -298,6 +347,24 @@ class TransferEndpoint:
         if deadline is not None:
             delays.append(max(0.0, deadline - time.monotonic()))
         return min((delay for delay in delays if delay is not None), default=None)
+
+    def _advance_lookups(self) -> None:
+        with self._lock:
+            to_ask, self._to_ask = self._to_ask, []
+            to_close, self._to_close = self._to_close, []
+        for lookup in to_close:
+            self._lookup.close_unwanted(lookup)
+        for lookup in to_ask:
+            self._lookup.ask(lookup)
+        self._asked += to_ask
+        with self._lock:
+            over = [lookup for lookup in self._asked if self._lookup.is_over(lookup)]
+            self._looked_up += over
+        if over:
+            self._asked = [lookup for lookup in self._asked if lookup not in over]
+            self._wake()
+            for lookup in over:
+                self._lookup.close_unwanted(lookup)
 
     def close(self) -> None:
         """End everything. The loop has stopped; the engine must still be open."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from batch_manager import IterationPlan, Request
+from batch_manager.plan import Phase
 from executor.api.request import ContextPhaseParams, RequestType
 from executor.transfer.context_state import GeneratedLogProb
 from executor.transfer.integrity import prompt_digest
@@ -24,6 +25,22 @@ class Handover:
         self._endpoint = endpoint
         self._offered: dict[int, int] = {}
         """Contexts by the scheduler's id of their request, until it is answered."""
+
+    def looks_up(self, live: LiveRequest) -> bool:
+        """Whether peers will be asked for the request's context: it is to be held for `REMOTE_KV` then."""
+        if self._endpoint is None or live.context_state is not None or live.request.wants_context:
+            return False
+        return len(live.sequences) == 1 and self._endpoint.looks_up(live.sequences[0].scheduled)
+
+    def look_up(self, live: LiveRequest) -> None:
+        """A request for which `looks_up` said so was taken in, and is held."""
+        if self._endpoint is not None:
+            self._endpoint.look_up(live.sequences[0].scheduled, live.request.cache_salt_id)
+
+    def note_step(self, plan: IterationPlan, seconds: float) -> None:
+        """A step took so long: what computing a context costs."""
+        if self._endpoint is not None and plan.scheduled[0].phase is Phase.CONTEXT:
+            self._endpoint.meter.note_context(plan.num_tokens, seconds)
 
     def expect(self, live: LiveRequest) -> None:
         """A request was taken in."""

@@ -49,4 +49,5 @@ def open_endpoint(
         kv,
         batch_manager,
         config.kv_transfer_timeout_ms / 1000,
+        config.peers,
     )

@@ -28,6 +28,7 @@ from batch_manager import BatchManager, KvCacheManager, Request
 from executor.transfer.context_state import ContextState
 from executor.transfer.integrity import ModelIdentity
 from executor.transfer.layout import KvLayout
+from executor.transfer.link_meter import CostMeter
 from executor.transfer.messages import identity_message, layout_message, memory_from
 from executor.transfer.peer import PeerError, PeerLink, PendingCall
 from executor.transfer.reception import BlockReader, ReceptionError
@@ -91,6 +92,7 @@ class ContextReceiver:
         regions: Sequence[NDArray[np.uint8]],
         timeout: float,
         stats: TransferStats,
+        meter: CostMeter,
         on_change: Callable[[], None],
         on_news: Callable[[], None],
     ) -> None:
@@ -107,6 +109,7 @@ class ContextReceiver:
             regions: the pool.
             timeout: seconds from the first word to the last byte.
             stats: counts.
+            meter: is told what transfers take.
             on_change: called when the loop has something to settle.
             on_news: called, on any thread, when `tick` has something to do.
         """
@@ -124,6 +127,7 @@ class ContextReceiver:
         """Pools of peers, by instance."""
         self._timeout = timeout
         self._stats = stats
+        self._meter = meter
         self._on_change = on_change
         self._on_news = on_news
         self._checker = ThreadPoolExecutor(1, "transfer-checks")
@@ -293,6 +297,7 @@ class ContextReceiver:
             self._stats.transfer_seconds += reception.ended - reception.started
             del self._receptions[reception.request.request_id]
             self._ended.append(reception)
+        self._meter.note_transfer(reception.context.address, reception.num_bytes, reception.ended - reception.started)
         self._on_change()
         self._close(reception, pb.CLOSE_OUTCOME_RECEIVED)
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from batch_manager import KvCacheManager
-from executor.transfer.integrity import BLOCKS_PER_CHECKSUM, IdentityError, ModelIdentity, checksums
+from batch_manager import KvCacheManager, Request
+from executor.transfer.integrity import BLOCKS_PER_CHECKSUM, IdentityError, ModelIdentity, checksums, prompt_digest
 from executor.transfer.layout import IncompatibleLayoutError, KvLayout, check_compatible
 from executor.transfer.leases import Deadlines
 from executor.transfer.messages import identity_from, layout_from, memory_message
@@ -159,6 +159,26 @@ class ContextSender:
                 self._stats.num_sent += request.outcome == pb.CLOSE_OUTCOME_RECEIVED
                 self._end(offer)
         return pb.CloseResponse(was_leased=True)
+
+    def find(self, request: pb.FindRequest) -> tuple[Offer, bytes] | None:
+        """Lease what is cached of a prompt, as if it were a context; also returns its digest. `None`: nothing is."""
+        try:
+            identity_from(request.identity).check_same(self._identity)
+            check_compatible(self._layout, layout_from(request.layout))
+        except (IdentityError, IncompatibleLayoutError):
+            return None
+        if not request.token_ids:
+            return None
+        token_ids = list(request.token_ids)
+        salt = request.cache_salt_id if request.HasField("cache_salt_id") else None
+        with self._lock:
+            leased = self._kv.lease_prefix(Request(0, token_ids, 1, cache_salt=salt), "prefix for another instance")
+            if leased is None:
+                return None
+            lease_id, block_ids = leased
+            num_tokens = len(block_ids) * self._layout.tokens_per_block
+            digest = prompt_digest(token_ids[:num_tokens], salt)
+            return self._offers[self.offer(lease_id, block_ids, num_tokens, digest)], digest
 
     # -- the transfer thread ------------------------------------------------------------------------------------------
 

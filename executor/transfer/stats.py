@@ -16,6 +16,8 @@ class TransferStats:
     """Of these, those that every rank of the receiver acknowledged."""
     num_expired: int = 0
     """Those whose lease ended before."""
+    num_found: int = 0
+    """Prompts of which a peer had more cached than this instance, and that were fetched from it."""
     num_received: int = 0
     """Contexts that came whole."""
     num_received_tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,13 @@ def instance(
     listen: str = "127.0.0.1:0",
     max_tokens: int | None = None,
     kv_cache_dtype: str | None = None,
+    peers: Sequence[str] = (),
     **config: Any,
 ) -> Executor:
     """An executor that takes part in transfers."""
-    transceiver = CacheTransceiverConfig(network=network, kv_transfer_timeout_ms=timeout_ms, role=role, listen=listen)
+    transceiver = CacheTransceiverConfig(
+        network=network, kv_transfer_timeout_ms=timeout_ms, role=role, listen=listen, peers=list(peers)
+    )
     kv = KvCacheConfig(enable_block_reuse=reuse, max_tokens=max_tokens, kv_cache_dtype=kv_cache_dtype)
     return Executor(
         engine_dir,
