@@ -41,10 +41,10 @@ class CallError(Exception):
 
 def typed_error(status: grpc.StatusCode, message: str | None, metadata: object) -> RequestError | CallError:
     """The error that a failed call stands for, with the field at fault where the server named one."""
-    kind = _ERRORS.get(status.name)
-    if kind is None:
+    kind, field = _ERRORS.get(status.name), _field(metadata)
+    if kind is None or (kind is WrongRoleError and not field):  # calls that are no requests have preconditions, too
         return CallError(status, message or "")
-    return kind(message or status.name, field=_field(metadata))
+    return kind(message or status.name, field=field)
 
 
 def _field(metadata: object) -> str:
