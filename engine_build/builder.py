@@ -61,7 +61,7 @@ def resolve_build_config(
         weight_dtype=weight_dtype,
         tp_size=tp_size,
         pp_size=pp_size,
-        tensorrt=target.tensorrt_config(tensorrt),
+        tensorrt=target.tensorrt_config(tensorrt, chosen_dtype),
     )
     _check_limits(config, model)
     target.check(config, model)

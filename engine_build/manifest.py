@@ -18,6 +18,8 @@ class TensorRtConfig:
 
     compute_capabilities: tuple[str, ...]
     """Device generations the plan runs on, `major.minor`."""
+    kv_cache_dtype: str
+    """What keys and values are kept in: the plan's dtype, `float8_e4m3fn` or `int8`."""
     strip_plan: bool
     """Whether weights are left out of the plan, to be put back by refitting."""
     weight_streaming: bool

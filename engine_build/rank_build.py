@@ -94,8 +94,8 @@ def _build_rank(build: RankBuild, rank: int, report: ProgressCallback) -> tuple[
             lambda done, total: report_rank("writing weights", done, total),
             Rank.of(rank, config.tp_size, config.pp_size),
         )
-        graph = onnx.load(directory / MODEL_FILE, load_external_data=False).graph
         build.target.compile(directory, rank, config, build.checkpoint.config, build.options, report_rank)
+        graph = onnx.load(directory / MODEL_FILE, load_external_data=False).graph
         for path in directory.iterdir():
             if path.name in wanted:
                 path.rename(build.directory / path.name)

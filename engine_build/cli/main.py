@@ -86,6 +86,12 @@ def _build(
             "Default: 8.9 and 12.0. tensorrt builds for the GPU that is there.",
         ),
     ] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--kv_cache_dtype", help="tensorrt: float8_e4m3fn or int8 for keys and values of 8 bits. Default: dtype."
+        ),
+    ] = None,
     strip_plan: Annotated[
         bool, typer.Option("--strip_plan", help="tensorrt, tensorrt-rtx: leave weights out, for refitting.")
     ] = False,
@@ -138,7 +144,7 @@ def _build(
             weight_dtype,
             tp_size,
             pp_size,
-            _tensorrt_options(compute_capability, strip_plan, weight_streaming, profiling_verbosity),
+            _tensorrt_options(compute_capability, kv_cache_dtype, strip_plan, weight_streaming, profiling_verbosity),
             CompileOptions(input_timing_cache, output_timing_cache),
             workers,
         )
@@ -146,11 +152,16 @@ def _build(
 
 
 def _tensorrt_options(
-    compute_capability: list[str] | None, strip_plan: bool, weight_streaming: bool, profiling_verbosity: str | None
+    compute_capability: list[str] | None,
+    kv_cache_dtype: str | None,
+    strip_plan: bool,
+    weight_streaming: bool,
+    profiling_verbosity: str | None,
 ) -> TensorRtOptions | None:
     """`None` when none was given, so that another target is not given what it would refuse."""
     options = TensorRtOptions(
         tuple(compute_capability or ()),
+        kv_cache_dtype,
         strip_plan,
         weight_streaming,
         profiling_verbosity or DEFAULT_PROFILING_VERBOSITY,

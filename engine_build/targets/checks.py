@@ -23,8 +23,8 @@ def refuse_tensorrt_options(target: str, options: TensorRtOptions | None) -> Non
     """Raises `TargetError` when there are any."""
     if options is not None:
         raise TargetError(
-            "compute_capability, strip_plan, weight_streaming and profiling_verbosity are for the targets tensorrt and "
-            f"tensorrt-rtx, not for {target}"
+            "compute_capability, kv_cache_dtype, strip_plan, weight_streaming and profiling_verbosity are for the "
+            f"targets tensorrt and tensorrt-rtx, not for {target}"
         )
 
 

@@ -55,6 +55,8 @@ class TensorRtOptions:
 
     compute_capabilities: tuple[str, ...] = ()
     """Empty for the target's choice."""
+    kv_cache_dtype: str | None = None
+    """`None` for the plan's dtype."""
     strip_plan: bool = False
     weight_streaming: bool = False
     profiling_verbosity: str = DEFAULT_PROFILING_VERBOSITY
@@ -78,8 +80,8 @@ class Target(Protocol):
         """What values between the network's operators are declared as, in an engine that computes in `dtype`."""
         ...
 
-    def tensorrt_config(self, options: TensorRtOptions | None) -> TensorRtConfig | None:
-        """What a plan of TensorRT is built with; `None` for other targets.
+    def tensorrt_config(self, options: TensorRtOptions | None, dtype: str) -> TensorRtConfig | None:
+        """What a plan of TensorRT that computes in `dtype` is built with; `None` for other targets.
 
         Raises:
             TargetError: options for another target, or ones that cannot be met here.
@@ -116,6 +118,8 @@ class Target(Protocol):
         report: ProgressCallback,
     ) -> None:
         """Turn the network in `directory` into the files that `plan_files` names, in the same place.
+
+        Where the plan's inputs and outputs are not the network's, `model.onnx` is changed to have them.
 
         Args:
             directory: holds `model.onnx` and its data, the network of one rank.

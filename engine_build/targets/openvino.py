@@ -53,7 +53,7 @@ class OpenVinoTarget:
     def activation_dtype(self, dtype: str) -> str:  # noqa: ARG002, OpenVINO narrows a float32 graph by itself
         return "float32"
 
-    def tensorrt_config(self, options: TensorRtOptions | None) -> None:
+    def tensorrt_config(self, options: TensorRtOptions | None, dtype: str) -> None:  # noqa: ARG002
         refuse_tensorrt_options(self.name, options)
 
     def check(self, build_config: BuildConfig, model: ModelConfig) -> None:  # noqa: ARG002

@@ -34,7 +34,7 @@ class ReferenceTarget:
     def activation_dtype(self, dtype: str) -> str:  # noqa: ARG002, the oracle narrows nothing between operators
         return "float32"
 
-    def tensorrt_config(self, options: TensorRtOptions | None) -> None:
+    def tensorrt_config(self, options: TensorRtOptions | None, dtype: str) -> None:  # noqa: ARG002
         refuse_tensorrt_options(self.name, options)
 
     def check(self, build_config: BuildConfig, model: ModelConfig) -> None:  # noqa: ARG002

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from engine_build.network import MODEL_FILE
-from engine_build.targets.tensorrt.native_attention import cache_output, lower_paged_attention
+from engine_build.targets.tensorrt.native_attention import lower_paged_attention
+from engine_build.targets.tensorrt.pool_tensors import cache_output
 
 Feeds = dict[str, NDArray[np.generic]]
 

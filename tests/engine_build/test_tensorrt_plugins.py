@@ -26,6 +26,7 @@ from engine_build.targets.tensorrt.operators import OPERATORS
 from engine_build.targets.tensorrt.plugin_attention import plugin_operators
 from engine_build.targets.tensorrt.plugin_kernels import LayerKernels
 from engine_build.targets.tensorrt.plugins import PLUGINS, encode
+from engine_build.targets.tensorrt.pool_tensors import add_cache_outputs, cache_inputs, set_cache_type
 from engine_build.targets.tensorrt.weight_file import ConstantReader
 from tests.engine_build import genuine_tensorrt
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
@@ -152,13 +153,21 @@ def _plugin_module() -> Any:
     )
 
 
-@pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_a_ranks_network_is_put_together_with_plugins_and_collectives(tp_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tp_size", "kv_cache_dtype"),
+    [(1, "bfloat16"), (2, "bfloat16"), (4, "bfloat16"), (1, "int8"), (1, "float8_e4m3fn")],
+)
+def test_a_ranks_network_is_put_together_with_plugins_and_collectives(
+    tp_size: int, kv_cache_dtype: str, tmp_path: Path
+) -> None:
     config = tiny_config(num_attention_heads=8, num_key_value_heads=4, hidden_size=128, intermediate_size=128)
     rank = Rank(tp_size=tp_size, tp_rank=tp_size - 1)
     write_network(TinyCheckpoint(config), NetworkOptions("bfloat16", activation_dtype="bfloat16"), tmp_path, rank=rank)
     model = onnx.load(tmp_path / MODEL_FILE, load_external_data=False)
-    settings = TensorRtConfig(("9.0",), False, False, "none")
+    shape = AttentionShape(8 // tp_size, 4 // tp_size, 16, 32, "bfloat16", kv_cache_dtype, 0.25)
+    set_cache_type(model.graph, cache_inputs(model), shape)
+    add_cache_outputs(model.graph, cache_inputs(model))
+    settings = TensorRtConfig(("9.0",), kv_cache_dtype, False, False, "none")
     build_config = BuildConfig(8, 64, 63, 64, 32, "bfloat16", "as_stored", tp_size, 1, settings)
     logger = tensorrt_rtx.Logger(tensorrt_rtx.Logger.ERROR)
     builder = tensorrt_rtx.Builder(logger)
@@ -168,11 +177,12 @@ def test_a_ranks_network_is_put_together_with_plugins_and_collectives(tp_size: i
     NetworkEmitter(tensorrt_rtx, network, constants, operators).emit(model.graph)
 
     assert [name for name, _ in network.plugins] == [plugin.name for plugin in PLUGINS] * config.num_hidden_layers
-    shape = AttentionShape(8 // tp_size, 4 // tp_size, 16, 32, "bfloat16", "bfloat16", 0.25)
     assert {kernels for _, kernels in network.plugins} == {encode(LayerKernels(shape, 2, "9.0"))}
     outputs = {network.get_output(index).name: network.get_output(index) for index in range(network.num_outputs)}
     assert set(outputs) == {f"{kind}_cache_{layer}_out" for kind in ("key", "value") for layer in range(2)} | {"logits"}
     assert tuple(outputs["logits"].shape) == (-1, config.vocab_size)
+    pool = (-1, 4 // tp_size, 32, 16) if kv_cache_dtype == "bfloat16" else (-1, 4 // tp_size, 32 * (16 + 4))
+    assert tuple(outputs["key_cache_0_out"].shape) == pool
     kinds = [network.get_layer(index).type for index in range(network.num_layers)]
     collectives = 0 if tp_size == 1 else 2 * config.num_hidden_layers + 1
     assert kinds.count(tensorrt_rtx.LayerType.DIST_COLLECTIVE) == collectives
@@ -197,6 +207,8 @@ def test_the_package_that_is_missing_is_named_with_what_installs_it() -> None:
             r"'12\.1' is not supported; target tensorrt builds for 8\.0, 8\.6, 8\.9, 9\.0",
         ),
         (TensorRtOptions(("8.0", "9.0")), {}, "builds for one compute capability, that of the GPU it builds on"),
+        (TensorRtOptions(("9.0",), "int3"), {}, "kv_cache_dtype is 'int3'; attention kernels keep keys and values as"),
+        (TensorRtOptions(("8.0",), "float8_e4m3fn"), {}, r"'float8_e4m3fn' needs compute capability 8\.9 .* not 8\.0"),
         (TensorRtOptions(("9.0",)), {"dtype": "float32"}, "target tensorrt computes in bfloat16, float16"),
     ],
 )

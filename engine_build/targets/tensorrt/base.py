@@ -7,11 +7,15 @@ from importlib import metadata
 from pathlib import Path
 
 from engine_build.checkpoint.model_config import ModelConfig
+from engine_build.kernels.shape import EIGHT_BIT_MAXIMA
 from engine_build.manifest import BuildConfig
 from engine_build.network.options import DTYPES
 from engine_build.targets.interface import BuildCost, KvCacheType, TargetError
 from engine_build.targets.tensorrt.package import TensorRtPackage
 
+_FLOATS_OF_8_BITS = ("fp8", "float8_e4m3fn")
+_BYTES_OF_A_SCALE = 4
+"""Of each 8-bit key or value of one head."""
 PROFILING_VERBOSITIES = ("none", "layer_names_only", "detailed")
 
 
@@ -47,6 +51,10 @@ class TensorRtTargetBase:
         return dtype
 
     def kv_cache_types(self, build_config: BuildConfig) -> tuple[KvCacheType, ...]:
+        settings = build_config.tensorrt
+        assert settings is not None  # `tensorrt_config` has made one
+        if settings.kv_cache_dtype in EIGHT_BIT_MAXIMA:
+            return (KvCacheType(settings.kv_cache_dtype, 1, _BYTES_OF_A_SCALE),)
         return (KvCacheType(build_config.dtype, DTYPES[build_config.dtype].itemsize, 0),)
 
     def versions(self) -> dict[str, str]:
@@ -69,12 +77,13 @@ class TensorRtTargetBase:
                 f"profiling_verbosity {settings.profiling_verbosity!r} is unknown; expected one of "
                 f"{', '.join(PROFILING_VERBOSITIES)}"
             )
-        if build_config.weight_dtype == "fp8":
+        eight_bit_floats = {"weight_dtype": build_config.weight_dtype, "kv_cache_dtype": settings.kv_cache_dtype}
+        for name in (name for name, dtype in eight_bit_floats.items() if dtype in _FLOATS_OF_8_BITS):
             too_old = [one for one in settings.compute_capabilities if _generation(one) < (8, 9)]
             if too_old:
                 raise TargetError(
-                    f"weight_dtype 'fp8' needs compute capability 8.9 or newer, not {', '.join(too_old)}: "
-                    "int8 runs there"
+                    f"{name} {eight_bit_floats[name]!r} needs compute capability 8.9 or newer, not "
+                    f"{', '.join(too_old)}: int8 runs there"
                 )
         if build_config.dtype == "bfloat16":
             too_old = [one for one in settings.compute_capabilities if _generation(one) < (8, 0)]

@@ -92,6 +92,10 @@ class NetworkEmitter:
         weights = self.trt.Weights(self.data_type(data_type), content.ctypes.data, count)
         return self.named(self.network.add_constant(tuple(shape), weights), name).get_output(0)
 
+    def define(self, name: str, tensor: Tensor) -> None:
+        """Give a name to a value that no node of the graph has as an output."""
+        self._values[name] = tensor
+
     def small_constant(self, name: str, data_type: int, values: Sequence[float], shape: Sequence[int]) -> Tensor:
         """A constant that the graph does not have, kept until the plan is built."""
         array = np.array(values, helper.tensor_dtype_to_np_dtype(data_type))

@@ -24,6 +24,7 @@ from engine_build.targets.tensorrt.package import TENSORRT
 from engine_build.targets.tensorrt.plan import PlanRequest, build_plan
 from engine_build.targets.tensorrt.plugin_attention import plugin_operators
 from engine_build.targets.tensorrt.plugins import load_plugins
+from engine_build.targets.tensorrt.pool_tensors import add_cache_outputs, cache_inputs, set_cache_type
 from engine_build.targets.tensorrt.profiles import profile_ranges
 from engine_build.targets.tensorrt.timing_cache import read_timing_cache, write_timing_cache
 
@@ -35,28 +36,25 @@ class TensorRtTarget(TensorRtTargetBase):
 
     package = TENSORRT
 
-    def tensorrt_config(self, options: TensorRtOptions | None) -> TensorRtConfig:
+    def tensorrt_config(self, options: TensorRtOptions | None, dtype: str) -> TensorRtConfig:
         options = options or TensorRtOptions()
         capabilities = options.compute_capabilities or (find_device().compute_capability,)
         if len(capabilities) > 1:
             raise TargetError(f"target {self.name} builds for one compute capability, that of the GPU it builds on")
         check_compute_capability(capabilities[0], self.name, COMPUTE_CAPABILITIES)
-        return TensorRtConfig(capabilities, options.strip_plan, options.weight_streaming, options.profiling_verbosity)
+        return TensorRtConfig(
+            capabilities,
+            options.kv_cache_dtype or dtype,
+            options.strip_plan,
+            options.weight_streaming,
+            options.profiling_verbosity,
+        )
 
     def check(self, build_config: BuildConfig, model: ModelConfig) -> None:
         self._check_common(build_config)
-        profile_ranges(build_config, model)
-        shape = AttentionShape(
-            num_heads=model.num_attention_heads,
-            num_kv_heads=model.num_key_value_heads,
-            head_size=model.head_size,
-            tokens_per_block=build_config.tokens_per_block,
-            dtype=build_config.dtype,
-            kv_cache_dtype=build_config.dtype,
-            scale=1.0,
-        )
+        profile_ranges(build_config, model, are_pools_in_place=True)
         try:
-            shape.check()
+            _attention_shape(build_config, model).check()
         except KernelError as error:
             raise TargetError(str(error)) from error
 
@@ -86,11 +84,16 @@ class TensorRtTarget(TensorRtTargetBase):
                 f"{device.compute_capability}: build on the GPU that will run the plan"
             )
         trt = self.package.load()
+        network = onnx.load(directory / MODEL_FILE, load_external_data=False)
+        caches = cache_inputs(network)
+        set_cache_type(network.graph, caches, _attention_shape(build_config, model))
+        add_cache_outputs(network.graph, caches)
+        onnx.save(network, directory / MODEL_FILE)
         request = PlanRequest(
-            model=onnx.load(directory / MODEL_FILE, load_external_data=False),
+            model=network,
             directory=directory,
             operators=OPERATORS | COLLECTIVE_OPERATORS | plugin_operators(load_plugins(trt.__name__), build_config),
-            ranges=profile_ranges(build_config, model),
+            ranges=profile_ranges(build_config, model, are_pools_in_place=True),
             build_config=build_config,
             stage="compiling",
         )
@@ -99,6 +102,21 @@ class TensorRtTarget(TensorRtTargetBase):
         write_plan(directory / rank_file(rank), plan)
         if options.output_timing_cache is not None:
             write_timing_cache(configs[0], options.output_timing_cache)
+
+
+def _attention_shape(build_config: BuildConfig, model: ModelConfig) -> AttentionShape:
+    """Of the whole model's layers; the shares of several devices are kept alike."""
+    assert build_config.tensorrt is not None  # `tensorrt_config` has made one
+    return AttentionShape(
+        num_heads=model.num_attention_heads,
+        num_kv_heads=model.num_key_value_heads,
+        head_size=model.head_size,
+        tokens_per_block=build_config.tokens_per_block,
+        dtype=build_config.dtype,
+        kv_cache_dtype=build_config.tensorrt.kv_cache_dtype,
+        scale=model.head_size**-0.5,
+        sliding_window=model.sliding_window or 0,
+    )
 
 
 def configure(options: CompileOptions, keep: Callable[[Any], None]) -> Callable[[Any, Any], None]:

@@ -9,8 +9,8 @@ ProgressCallback = Callable[[str, int, int], None]
 
 _ADVICE = {
     "HW-specific datatypes": "that compute capability has no hardware for weight_dtype: choose another of the two",
-    "OutOfMemory": "not enough memory: build fewer layers at once (--pp_size) or on a larger machine",
-    "out of memory": "not enough memory: build fewer layers at once (--pp_size) or on a larger machine",
+    "OutOfMemory": "not enough memory: lower max_batch_size or max_seq_len, or build on a larger machine",
+    "out of memory": "not enough memory: lower max_batch_size or max_seq_len, or build on a larger machine",
     "Could not find any implementation": "no kernel for this network on this device: try another dtype",
     "cudaError 35": "this needs a GPU on the machine that builds",
     "CUDA_SUCCESS": "this needs a GPU on the machine that builds",

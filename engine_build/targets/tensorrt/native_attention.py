@@ -1,18 +1,22 @@
 """`PagedAttention` as standard ONNX operators: for targets that take no operator of ours.
 
 ```
-rows       | a a a | b | c c |         every row has a sequence and a position in it
-columns    | block a0 | block a1 | block b0 | block c0 | ...      tokens_per_block columns for each entry of the tables
-mask         row sees column  <=>  same sequence, and column's position <= row's, and within the window
+rows       | a a a | b | c c |                 every row has a sequence and a position in it
+columns    | block a0 | block b0 | block c0 | block c1 | a a a | b | c c |
+             past: tokens_per_block columns for         this step's rows themselves
+             each entry of the tables
+mask         row sees column  <=>  same sequence; a past column is one of past_lens, a row's is not later;
+                                   and it is within the window
 ```
 
-New keys and values are scattered into the pool, all blocks that the step's tables name are gathered from it, and every
-row attends to all of these columns under a mask that leaves it its own. Sequences need not be padded to one length, and
-the mask and every index are computed once for all layers. What it costs: scores with the columns of other sequences,
-which are masked.
+All blocks that the step's tables name are gathered from the pool, and every row attends to all columns under a mask that
+leaves it its own. Sequences need not be padded to one length, and the mask and every index are computed once for all
+layers. What it costs: scores with the columns of other sequences, which are masked.
 
-The pools come out of the graph as `key_cache_{i}_out` and `value_cache_{i}_out`. The graph itself is pure: whoever runs
-it may bind an output to its input's address, or to another buffer.
+New keys and values are scattered into the pools, which come out of the graph as `key_cache_{i}_out` and
+`value_cache_{i}_out`. Attention reads the pools as they came in, and this step's rows from the rows: nothing in the
+graph reads a pool after the scatter, and a runtime may bind an output to its input's address (what is read and what is
+written are different slots) or to another buffer.
 """
 
 from __future__ import annotations
@@ -25,15 +29,11 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from engine_build.network.paged_attention import DOMAIN, OPERATOR
+from engine_build.targets.tensorrt.pool_tensors import add_cache_outputs, cache_output
 
 _INT64 = onnx.TensorProto.INT64
 _END = int(np.iinfo(np.int64).max)
 """Behind the last element, in a slice."""
-
-
-def cache_output(name: str) -> str:
-    """The output that holds the pool `name` after the step."""
-    return f"{name}_out"
 
 
 def lower_paged_attention(model: onnx.ModelProto, tokens_per_block: int) -> onnx.ModelProto:
@@ -58,12 +58,10 @@ def lower_paged_attention(model: onnx.ModelProto, tokens_per_block: int) -> onnx
     unused = [value for value in graph.input if value.name in lowering.bounds]
     for value in unused:
         graph.input.remove(value)
-    for value in list(graph.input):
+    for value in graph.input:
         if value.name in lowering.caches:
             value.type.tensor_type.shape.dim[2].dim_value = tokens_per_block
-            output = graph.output.add()
-            output.CopyFrom(value)
-            output.name = cache_output(value.name)
+    add_cache_outputs(graph, lowering.caches)
     if not any(node.domain == DOMAIN for node in graph.node):
         kept = [opset for opset in lowered.opset_import if opset.domain != DOMAIN]
         del lowered.opset_import[:]
@@ -94,7 +92,7 @@ class _Lowering:
             self._has_step_values = True
         name = node.output[0]
         contexts = [
-            self._updated_context(f"{name}.{kind}", new, cache, kv_heads, size)
+            self._context(f"{name}.{kind}", new, cache, kv_heads, size)
             for kind, new, cache in (("keys", key, key_cache), ("values", value, value_cache))
         ]
         queries = self._reshape(query, [1, -1, heads, size], f"{name}.queries_by_row")
@@ -105,19 +103,23 @@ class _Lowering:
         by_row = self._node("Transpose", [attended], f"{name}.by_row", perm=[0, 2, 1, 3])
         self._reshape(by_row, [-1, heads * size], name)
 
-    def _updated_context(self, name: str, new: str, cache: str, kv_heads: int, size: int) -> str:
-        """Scatter `new` `[T, kv_heads * size]` into the pool; give the tables' blocks as `[1, kv_heads, C, size]`."""
+    def _context(self, name: str, new: str, cache: str, kv_heads: int, size: int) -> str:
+        """`[1, kv_heads, C + T, size]`: the tables' blocks, then `new` `[T, kv_heads * size]`, which is scattered."""
         self.caches.add(cache)
         slots = self._reshape(cache, [-1, size], f"{name}.slots")
-        rows = self._reshape(new, [-1, size], f"{name}.rows")
-        updated = self._node("ScatterND", [slots, "step.slots", rows], f"{name}.updated")
-        pool = self._reshape(updated, [-1, kv_heads, self._tokens_per_block, size], cache_output(cache))
-        blocks = self._node("Gather", [pool, "step.block_indices"], f"{name}.blocks", axis=0)
+        rows_by_slot = self._reshape(new, [-1, size], f"{name}.rows_by_slot")
+        updated = self._node("ScatterND", [slots, "step.slots", rows_by_slot], f"{name}.updated")
+        self._reshape(updated, [-1, kv_heads, self._tokens_per_block, size], cache_output(cache))
+
+        blocks = self._node("Gather", [cache, "step.block_indices"], f"{name}.blocks", axis=0)
         by_head = self._node("Transpose", [blocks], f"{name}.blocks_by_head", perm=[1, 0, 2, 3])
-        return self._reshape(by_head, [1, kv_heads, -1, size], f"{name}.context")
+        past = self._reshape(by_head, [1, kv_heads, -1, size], f"{name}.past")
+        rows = self._reshape(new, [1, -1, kv_heads, size], f"{name}.rows")
+        rows_by_head = self._node("Transpose", [rows], f"{name}.rows_by_head", perm=[0, 2, 1, 3])
+        return self._node("Concat", [past, rows_by_head], f"{name}.context", axis=2)
 
     def _step_values(self, key: str, step: Sequence[str], kv_heads: int, sliding_window: int) -> None:
-        """`step.mask` bool `[T, C]`, `step.slots` int64 `[T * kv_heads, 1]`, `step.block_indices` int64 `[N]`."""
+        """`step.mask` bool `[T, C + T]`, `step.slots` int64 `[T * kv_heads, 1]`, `step.block_indices` int64 `[N]`."""
         past_lens, row_begins, block_indices, table_begins = (
             self._node("Cast", [name], f"step.{name}", to=_INT64) for name in step
         )
@@ -144,14 +146,25 @@ class _Lowering:
         repeated = self._node("Add", [self._column(entry_sequence), spread], "step.column_sequence_by_block")
         column_sequence = self._reshape(repeated, [1, -1], "step.column_sequence")
 
-        row_position_column = self._column(row_position)
-        same = self._node("Equal", [self._column(row_sequence), column_sequence], "step.same_sequence")
-        causal = self._node("LessOrEqual", [column_position, row_position_column], "step.not_later")
-        mask = self._node("And", [same, causal], "step.mask" if not sliding_window else "step.mask_without_window")
+        row_sequence_column = self._column(row_sequence)
+        is_past = self._node(
+            "Less", [column_position, self._past_len_of_columns(past_lens, entry_sequence, spread)], "step.is_past"
+        )
+        same_past = self._node("Equal", [row_sequence_column, column_sequence], "step.same_sequence")
+        past_mask = self._node("And", [same_past, is_past], "step.past_mask")
+        sequence_row = self._reshape(row_sequence, [1, -1], "step.row_sequence_row")
+        rows_row = self._reshape(rows, [1, -1], "step.rows_row")
+        same_row = self._node("Equal", [row_sequence_column, sequence_row], "step.same_sequence_of_rows")
+        not_later = self._node("LessOrEqual", [rows_row, self._column(rows)], "step.not_later")
+        rows_mask = self._node("And", [same_row, not_later], "step.rows_mask")
+        unlimited = "step.mask_without_window" if sliding_window else "step.mask"
+        mask = self._node("Concat", [past_mask, rows_mask], unlimited, axis=1)
         if sliding_window:
+            row_position_row = self._reshape(row_position, [1, -1], "step.row_position_row")
+            positions = self._node("Concat", [column_position, row_position_row], "step.positions", axis=1)
             window = self._integers("step.window", sliding_window)
-            last_hidden = self._node("Sub", [row_position_column, window], "step.last_hidden")
-            near = self._node("Greater", [column_position, last_hidden], "step.in_window")
+            last_hidden = self._node("Sub", [self._column(row_position), window], "step.last_hidden")
+            near = self._node("Greater", [positions, last_hidden], "step.in_window")
             self._node("And", [mask, near], "step.mask")
 
         # where a row goes: slot of head h = (block * kv_heads + h) * tokens_per_block + position in the block
@@ -167,6 +180,12 @@ class _Lowering:
         heads = self._integers("step.head_slots", [size * head for head in range(kv_heads)], (1, kv_heads))
         by_head = self._node("Add", [self._column(first_slot), heads], "step.slots_by_head")
         self._reshape(by_head, [-1, 1], "step.slots")
+
+    def _past_len_of_columns(self, past_lens: str, entry_sequence: str, spread: str) -> str:
+        """`[1, C]`: how many positions are in the pool of the sequence that a column belongs to."""
+        by_entry = self._node("Gather", [past_lens, entry_sequence], "step.entry_past_len", axis=0)
+        by_block = self._node("Add", [self._column(by_entry), spread], "step.column_past_len_by_block")
+        return self._reshape(by_block, [1, -1], "step.column_past_len")
 
     def _indices(self, value: str, name: str) -> str:
         """`0, 1, ...` as many as `value` is long."""

@@ -296,6 +296,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "Greater"): _elementwise("GREATER"),
     ("", "GreaterOrEqual"): _greater_or_equal,
     ("", "Identity"): _identity,
+    ("", "Less"): _elementwise("LESS"),
     ("", "LessOrEqual"): _less_or_equal,
     ("", "MatMul"): _matmul,
     ("", "Max"): _elementwise("MAX"),

@@ -11,9 +11,9 @@ from engine_build.kernels.shape import AttentionShape
 from engine_build.manifest import BuildConfig
 from engine_build.network.paged_attention import DOMAIN, OPERATOR
 from engine_build.targets.tensorrt.emitter import NetworkEmitter, Operator, Tensor, attribute
-from engine_build.targets.tensorrt.native_attention import cache_output
 from engine_build.targets.tensorrt.plugin_kernels import LayerKernels, splits_for
 from engine_build.targets.tensorrt.plugins import NAMESPACE, encode
+from engine_build.targets.tensorrt.pool_tensors import cache_output
 
 
 def plugin_operators(trtp: Any, build_config: BuildConfig) -> dict[tuple[str, str], Operator]:
@@ -34,7 +34,7 @@ def layer_kernels(node: onnx.NodeProto, build_config: BuildConfig) -> LayerKerne
         head_size=attribute(node, "head_size"),
         tokens_per_block=build_config.tokens_per_block,
         dtype=build_config.dtype,
-        kv_cache_dtype=build_config.dtype,
+        kv_cache_dtype=build_config.tensorrt.kv_cache_dtype,
         scale=attribute(node, "scale"),
         sliding_window=attribute(node, "sliding_window"),
     )
@@ -55,8 +55,7 @@ def _emit(trtp: Any, build_config: BuildConfig, emitter: NetworkEmitter, node: o
     written = add("write_kv", [key, value, *step, *caches])
     pools = [written.get_output(index) for index in range(2)]
     for pool, name in zip(pools, node.input[3:5], strict=True):
-        pool.name = cache_output(name)
-        emitter.network.mark_output(pool)
+        emitter.define(cache_output(name), pool)
     of_context = add("attend_context", [query, *step, *pools]).get_output(0)
     generation = add("attend_generation", [query, *step, *pools, of_context])
     workspace = [generation.get_output(index) for index in range(2)]

@@ -30,8 +30,17 @@ class SizeRange(NamedTuple):
     largest: int
 
 
-def profile_ranges(build_config: BuildConfig, model: ModelConfig) -> list[dict[str, SizeRange]]:
+def profile_ranges(
+    build_config: BuildConfig, model: ModelConfig, *, are_pools_in_place: bool
+) -> list[dict[str, SizeRange]]:
     """For each profile, the range of every dimension by its name in the network.
+
+    Args:
+        build_config: what the plan is for.
+        model: the whole model.
+        are_pools_in_place: a plan that writes into the pools themselves takes any number of blocks. One that may copy
+            them reserves memory for the most blocks that it takes, in each layer; it takes those of a full batch at
+            full length, and one for padding.
 
     Raises:
         TargetError: a tensor would have more elements than TensorRT can count.
@@ -46,12 +55,18 @@ def profile_ranges(build_config: BuildConfig, model: ModelConfig) -> list[dict[s
             f"{build_config.max_seq_len} is more than the 2^31 - 1 elements of a tensor: lower one of them"
         )
     block_elements = model.num_key_value_heads * build_config.tokens_per_block * model.head_size
+    most_blocks = MAX_ELEMENTS // block_elements
+    if entries + 1 > most_blocks:
+        raise TargetError(
+            f"the {entries} KV blocks of max_batch_size {batch} x max_seq_len {build_config.max_seq_len} make a pool "
+            "of more than the 2^31 - 1 elements of a tensor: lower one of them"
+        )
     typical_entries = max(1, entries // _TYPICAL_SHARE)
     shared = {
         "B": SizeRange(1, max(1, batch // 2), batch),
         "B + 1": SizeRange(2, max(1, batch // 2) + 1, batch + 1),
         "N": SizeRange(1, typical_entries, entries),
-        "num_blocks": SizeRange(1, entries, max(entries, MAX_ELEMENTS // block_elements)),
+        "num_blocks": SizeRange(1, entries, most_blocks if are_pools_in_place else entries + 1),
     }
     row_budgets = sorted({batch, build_config.max_num_tokens})
     return [shared | {"T": SizeRange(1, rows, rows), "S": SizeRange(1, min(batch, rows), rows)} for rows in row_budgets]
