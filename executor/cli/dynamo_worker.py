@@ -68,6 +68,7 @@ def dynamo_worker(
     ] = None,
     role: options.Role = InstanceRole.BOTH,
     transfer_listen: options.TransferListen = None,
+    transfer_peer: options.TransferPeers = None,
     kv_transfer_timeout_ms: options.KvTransferTimeout = 30_000,
     max_batch_size: options.MaxBatchSize = None,
     max_num_tokens: options.MaxNumTokens = None,
@@ -97,8 +98,10 @@ def dynamo_worker(
     from executor.dynamo.worker import DynamoConfig, run_worker  # an optional dependency
 
     configure_logging(log_level)
-    is_parted = role not in (None, InstanceRole.BOTH) or transfer_listen is not None
-    transceiver = options.transceiver_config(role, transfer_listen, kv_transfer_timeout_ms) if is_parted else None
+    takes_whole_requests = role in (None, InstanceRole.BOTH)
+    transceiver = options.transceiver_config(
+        None if takes_whole_requests else role, transfer_listen, transfer_peer, kv_transfer_timeout_ms
+    )
     config = options.executor_config(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
