@@ -1,18 +1,20 @@
 """Contexts from one process to another: bandwidth against NIXL alone, and the time that is not copying.
 
-Two processes on this machine. The sender offers contexts out of a pool with the geometry of SmolLM2-135M in float32; the
-receiver fetches them with the code that executors run (Open, reads, checksums, Close), and with nothing but NIXL: the
+Two processes on this machine. The sender offers contexts out of a pool with the geometry of SmolLM2-135M in float32;
+the receiver fetches them with the code that executors run (Open, reads, checksums, Close), and with nothing but NIXL: the
 same spans, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from executor import (
     RequestType,
 )
 from executor.engines.open import engine_spec, kv_cache_dtype
+from executor.transfer.background import give_way
 from executor.transfer.bare_instance import BareInstance, BarePool, bare_spec
 from executor.transfer.context_state import ContextState
 from executor.transfer.grpc_network import GrpcNetwork
@@ -85,6 +88,7 @@ def compare(num_tokens: int, rounds: int) -> dict[str, float]:
     block_ids = range(num_blocks)
     spans = spans_between(memory.regions, block_ids, [Region.of(region) for region in regions], block_ids)
     whole, raw = [], []
+    thread = ThreadPoolExecutor(1, initializer=give_way)  # of the priority that transfers have
     for turn in range(rounds + 1):
         ours.send(num_tokens)
         state = ContextState.from_bytes(ours.recv())
@@ -92,13 +96,14 @@ def compare(num_tokens: int, rounds: int) -> dict[str, float]:
         seconds, blocks = instance.fetch(state)
         assert blocks is not None, instance.endpoint.stats
         ours.send(HELP_NIXL)
-        seconds_alone = read_alone(alone, memory, spans)
+        seconds_alone = thread.submit(read_alone, alone, memory, spans).result()
         if turn:  # the first one connects
             whole.append(seconds)
             raw.append(seconds_alone)
     ours.send(None)
     process.join()
     instance.close()
+    thread.shutdown()
     alone.close()
     return {
         "num_tokens": num_tokens,
@@ -125,13 +130,17 @@ def run_context_sender(pipe: multiprocessing.connection.Connection, engine_dir: 
         identity=ModelIdentity.of(directory),
         kv_dtype=kv_cache_dtype(directory),
     )
-    while pipe.recv():
-        pipe.send(instance.offer(num_tokens).to_bytes())
+    while (salt := pipe.recv()) is not None:
+        pipe.send(instance.offer(num_tokens, salt).to_bytes())
     instance.close()
 
 
 def interference(engine_dir: Path, num_gaps: int) -> dict[str, float]:
-    """Time between tokens of a request that decodes, while contexts arrive one after the other, and while none does."""
+    """Time between tokens of a request that decodes, while long contexts arrive, and while none does.
+
+    An arriving request takes one step over its long context. So does, in the phases without arrivals, one that finds
+    the same context in the cache: what is left is what the arrival costs.
+    """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     transceiver = CacheTransceiverConfig(kv_transfer_timeout_ms=int(TIMEOUT * 1000))
@@ -139,6 +148,18 @@ def interference(engine_dir: Path, num_gaps: int) -> dict[str, float]:
         num_tokens = min(4096, executor.spec.max_input_len, executor.spec.max_seq_len - 2)
         process = spawn.Process(target=run_context_sender, args=(theirs, engine_dir, num_tokens))
         process.start()
+        salts = itertools.count(1)
+
+        def arrive(salt: int) -> None:
+            ours.send(salt)
+            params = ContextPhaseParams([1], 1, ours.recv())
+            kind = RequestType.REQUEST_TYPE_GENERATION_ONLY
+            run(Request([1] * num_tokens, 2, type=kind, context_phase_params=params, cache_salt_id=salt))
+
+        def run(request: Request) -> None:
+            executor.await_responses(executor.enqueue_request(request))
+
+        arrive(cached := next(salts))
         times: list[float] = []
         decoding = Request([1] * 8, executor.spec.max_seq_len - 8, streaming=True)
         request_id = executor.enqueue_request(decoding, listener=lambda _: times.append(time.perf_counter()))
@@ -147,29 +168,19 @@ def interference(engine_dir: Path, num_gaps: int) -> dict[str, float]:
         while min(map(len, gaps.values())) < num_gaps:
             for has_arrivals in gaps:
                 begin, until = len(times), time.perf_counter() + 2
-                while time.perf_counter() < until:
-                    if not has_arrivals:
-                        time.sleep(0.1)
-                        continue
-                    ours.send(True)
-                    params = ContextPhaseParams([1], 1, ours.recv())
-                    executor.await_responses(
-                        executor.enqueue_request(
-                            Request(
-                                [1] * num_tokens,
-                                2,
-                                type=RequestType.REQUEST_TYPE_GENERATION_ONLY,
-                                context_phase_params=params,
-                            )
-                        )
-                    )
-                    num_arrived += 1
+                while (now := time.perf_counter()) < until:
+                    if has_arrivals:
+                        arrive(next(salts))
+                        num_arrived += 1
+                    else:
+                        run(Request([1] * num_tokens, 1, cache_salt_id=cached))
+                    time.sleep(max(0.0, now + 0.5 - time.perf_counter()))
                 gaps[has_arrivals] += np.diff(times[begin:]).tolist()
         executor.cancel_request(request_id)
         stats = executor.get_transfer_stats()
         assert stats is not None
         assert not stats.recomputed, stats
-        ours.send(False)
+        ours.send(None)
         process.join()
     quiet, busy = (1000 * float(np.percentile(gaps[each], 99)) for each in (False, True))
     return {"num_tokens": num_tokens, "contexts": num_arrived, "p99_ms": quiet, "p99_ms_arriving": busy}

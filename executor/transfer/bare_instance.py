@@ -97,9 +97,9 @@ class BareInstance:
         )
         self.endpoint.start(self._lock, self._woken.set)
 
-    def offer(self, num_tokens: int) -> ContextState:
+    def offer(self, num_tokens: int, cache_salt: int | None = None) -> ContextState:
         """Offer a context of so many tokens, as if it had just been computed."""
-        digest = prompt_digest([_TOKEN] * num_tokens, None)
+        digest = prompt_digest([_TOKEN] * num_tokens, cache_salt)
         with self._lock:
             request = Request(self._new_id(), [_TOKEN] * num_tokens, 1)
             self._manager.add_request(request)

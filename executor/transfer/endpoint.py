@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from batch_manager import BatchManager, FinishReason, IterationPlan, KvCacheManager, Request
 from executor.engines.interface import EngineSpec
+from executor.transfer.background import give_way
 from executor.transfer.context_state import ContextState, GeneratedLogProb
 from executor.transfer.integrity import ModelIdentity
 from executor.transfer.layout import KvLayout
@@ -325,6 +326,7 @@ class TransferEndpoint:
     # -- the transfer thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        give_way()
         while not self._is_stopping:
             self._news.clear()
             try:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_manager import BatchManager, KvCacheManager, Request
+from executor.transfer.background import give_way
 from executor.transfer.context_state import ContextState
 from executor.transfer.integrity import ModelIdentity
 from executor.transfer.layout import KvLayout
@@ -130,7 +131,7 @@ class ContextReceiver:
         self._meter = meter
         self._on_change = on_change
         self._on_news = on_news
-        self._checker = ThreadPoolExecutor(1, "transfer-checks")
+        self._checker = ThreadPoolExecutor(1, "transfer-checks", give_way)
         self._receptions: dict[int, Reception] = {}
         """By the scheduler's id of the request, from `expect` until it is closed and quiet."""
         self._ended: list[Reception] = []

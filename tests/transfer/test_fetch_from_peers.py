@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from executor.transfer.link_meter import CostMeter
 from executor.transfer.local_network import CallFault, Faults, LocalNetwork
 from tests.executor.driving import request, run_one
@@ -61,11 +59,11 @@ class DeafPeers(Faults):
         return CallFault(is_lost=True)
 
 
-@pytest.mark.parametrize("network", [LocalNetwork(DeafPeers())], ids=["deaf"])
-def test_peers_that_do_not_answer_hold_nobody_up_for_long(open_instance: OpenInstance, network: LocalNetwork) -> None:
-    first = open_instance()
+def test_peers_that_do_not_answer_hold_nobody_up_for_long(open_instance: OpenInstance) -> None:
+    network = LocalNetwork(DeafPeers())
+    first = open_instance(network=network)
     expected = run_one(first, request(PROMPT, 8)).output_token_ids
-    second = open_instance(peers=[first.transfer_address])
+    second = open_instance(network=network, peers=[first.transfer_address])
     assert run_one(second, request(PROMPT, 8)).output_token_ids == expected
     assert received_tokens(second) == 0
 
