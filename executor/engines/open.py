@@ -91,7 +91,7 @@ def open_engine(
             deterministic=deterministic,
         )
     if directory.target in PACKAGES:
-        return _open_tensorrt(directory, spec, num_blocks, deterministic)
+        return _open_tensorrt(directory, spec, num_blocks, kv_cache_dtype, deterministic)
     try:
         from executor.engines.reference import ReferenceEngine, default_device
     except ModuleNotFoundError as error:
@@ -129,7 +129,7 @@ def pool_memory(engine_dir: EngineDirectory | Path) -> int:
 
 
 def _open_tensorrt(
-    directory: EngineDirectory, spec: EngineSpec, num_blocks: int, deterministic: bool
+    directory: EngineDirectory, spec: EngineSpec, num_blocks: int, kv_cache_dtype: str, deterministic: bool
 ) -> TensorRtEngine:
     """Everything the manifest and this machine can tell is checked before anything of CUDA is made."""
     if deterministic:
@@ -145,7 +145,7 @@ def _open_tensorrt(
 
     gpu = _gpu()
     plan = load_plan(directory.path / rank_file(0), PACKAGES[directory.target].module, gpu)
-    return TensorRtEngine(plan, gpu, spec, num_blocks)
+    return TensorRtEngine(plan, gpu, spec, num_blocks, kv_cache_dtype=kv_cache_dtype)
 
 
 def _gpu() -> BindingsDevice:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_build.kernels.shape import EIGHT_BIT_MAXIMA
 from executor.api.errors import UnsupportedFeatureError
 from executor.engines.cuda.device import Address, Device, Event, Graph, HostBuffer
 from executor.engines.cuda.kv_pool import KvPool
@@ -65,7 +66,14 @@ class TensorRtEngine:
     """Implements `Engine` on a GPU. Owns the plan it is given; the device is the caller's."""
 
     def __init__(
-        self, plan: Plan, device: Device, spec: EngineSpec, num_blocks: int, *, max_num_blocks: int | None = None
+        self,
+        plan: Plan,
+        device: Device,
+        spec: EngineSpec,
+        num_blocks: int,
+        *,
+        kv_cache_dtype: str,
+        max_num_blocks: int | None = None,
     ) -> None:
         """Allocate everything a step needs.
 
@@ -74,6 +82,8 @@ class TensorRtEngine:
             device: the GPU it was loaded on.
             spec: what the plan was built for.
             num_blocks: KV blocks that callers may use, at least 1; one more is allocated for padding.
+            kv_cache_dtype: what the plan keeps keys and values in: 8 bits have a scale behind them, as
+                `engine_build.kernels.shape` says.
             max_num_blocks: as many as `grow` may ever be asked for; `None` for `num_blocks`.
 
         Raises:
@@ -92,6 +102,9 @@ class TensorRtEngine:
             raise ValueError(f"spec.kv_bytes_per_block {spec.kv_bytes_per_block} is no multiple of {len(caches)} pools")
         self._stream, self._copies = device.create_stream(), device.create_stream()
         block_bytes = dict.fromkeys(caches, spec.kv_bytes_per_block // len(caches))
+        self._block_shape: tuple[int, ...] = (spec.num_kv_heads, spec.tokens_per_block, spec.head_size)
+        if kv_cache_dtype in EIGHT_BIT_MAXIMA:
+            self._block_shape = (spec.num_kv_heads, spec.kv_bytes_per_block // len(caches) // spec.num_kv_heads)
         self._pool = KvPool(device, self._stream, block_bytes, max(num_blocks, max_num_blocks or 0) + 1)
         self._pool.grow(num_blocks + 1)
         self._activations = device.allocate(max(1, plan.activation_bytes))
@@ -143,8 +156,9 @@ class TensorRtEngine:
 
     def warm_up(self) -> None:
         """Run the largest step of each profile, then every size of a generation step, and record those in graphs."""
+        most = min(self.spec.max_num_tokens, self.spec.max_batch_size * self._entries * self.spec.tokens_per_block)
         for rows in sorted(set(self._plan.profile_rows), reverse=True):
-            self.collect(self._submit(self._padding_step(min(rows, self.spec.max_num_tokens))))
+            self.collect(self._submit(self._padding_step(min(rows, most))))
         if not self._plan.can_be_captured:
             return
         for size in reversed(self._generation_sizes):
@@ -261,8 +275,7 @@ class TensorRtEngine:
             if name in self._plan.inputs:
                 context.set_shape(name, place.shape)
                 context.set_address(name, Address(self._inputs + place.offset))
-        spec = self.spec
-        shape = (self._pool.num_blocks, spec.num_kv_heads, spec.tokens_per_block, spec.head_size)
+        shape = (self._pool.num_blocks, *self._block_shape)
         for name, address in self._pool.addresses.items():
             context.set_shape(name, shape)
             context.set_address(name, address)

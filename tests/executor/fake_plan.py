@@ -23,12 +23,21 @@ class FakePlan:
 
     activation_bytes = _ACTIVATION_BYTES
 
-    def __init__(self, device: FakeDevice, model_path: Path, spec: EngineSpec, *, can_be_captured: bool = True) -> None:
+    def __init__(
+        self,
+        device: FakeDevice,
+        model_path: Path,
+        spec: EngineSpec,
+        *,
+        cache_dtype: torch.dtype = torch.float32,
+        can_be_captured: bool = True,
+    ) -> None:
         self.device, self.spec = device, spec
         self.graph = ReferenceGraph(model_path, torch.device("cpu"))
         self.can_be_captured = can_be_captured
         self.inputs = tuple(self.graph.inputs)
         self.caches = tuple(name for name in self.inputs if "_cache_" in name)
+        self.dtypes = self.graph.inputs | dict.fromkeys(self.caches, cache_dtype)
         self.outputs: tuple[str, ...] = ("logits", *(f"{name}_out" for name in self.caches))
         self.profile_rows = (spec.max_batch_size, spec.max_num_tokens)
         self.is_closed = False
@@ -65,15 +74,14 @@ class FakeContext:
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         assert all(addresses[name] == addresses[f"{name}_out"] for name in plan.caches)
         spans = {
-            name: Span(addresses[name], math.prod(shapes[name]) * plan.graph.inputs[name].itemsize)
-            for name in plan.inputs
+            name: Span(addresses[name], math.prod(shapes[name]) * plan.dtypes[name].itemsize) for name in plan.inputs
         }
         num_sampled = shapes["sampled_rows"][0]
         logits = Span(addresses["logits"], num_sampled * plan.spec.vocab_size * np.dtype(np.float32).itemsize)
 
         def run() -> None:
             tensors = {
-                name: torch.from_numpy(plan.device.view(*span)).view(plan.graph.inputs[name]).reshape(shapes[name])
+                name: torch.from_numpy(plan.device.view(*span)).view(plan.dtypes[name]).reshape(shapes[name])
                 for name, span in spans.items()
             }
             with torch.inference_mode():

@@ -17,6 +17,7 @@ from executor import Executor, ExecutorConfig
 from executor.api.errors import UnsupportedFeatureError
 from executor.engines.cuda.device import OutOfDeviceMemoryError
 from executor.engines.interface import Engine, InvalidStepError
+from executor.engines.reference_kv_cache import KV_CACHE_DTYPES
 from executor.engines.tensorrt import TensorRtEngine
 from executor.engines.tensorrt_plan import PlanError
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
@@ -45,7 +46,9 @@ def device() -> Iterator[FakeDevice]:
 
 def open_engine(device: FakeDevice, model_path: Path, **options: int) -> TensorRtEngine:
     spec = engine_spec(tiny_config())
-    return TensorRtEngine(FakePlan(device, model_path, spec), device, spec, NUM_BLOCKS, **options)
+    return TensorRtEngine(
+        FakePlan(device, model_path, spec), device, spec, NUM_BLOCKS, kv_cache_dtype="float32", **options
+    )
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_a_generation_step_is_one_copy_in_one_launch_and_one_copy_out(
 def test_a_plan_that_cannot_be_recorded_runs_layer_by_layer(device: FakeDevice, model_path: Path) -> None:
     spec = engine_spec(tiny_config())
     plan = FakePlan(device, model_path, spec, can_be_captured=False)
-    engine = TensorRtEngine(plan, device, spec, NUM_BLOCKS)
+    engine = TensorRtEngine(plan, device, spec, NUM_BLOCKS, kv_cache_dtype="float32")
     engine.warm_up()
     assert "launch" not in device.calls
     expected = generate(reference_engine(model_path, tiny_config()))
@@ -214,7 +217,7 @@ def test_a_refused_step_queues_nothing(engine: TensorRtEngine, device: FakeDevic
 def test_a_step_that_could_not_be_run_leaves_the_engine_usable(device: FakeDevice, model_path: Path) -> None:
     spec = engine_spec(tiny_config())
     plan = FakePlan(device, model_path, spec)
-    engine = TensorRtEngine(plan, device, spec, NUM_BLOCKS)
+    engine = TensorRtEngine(plan, device, spec, NUM_BLOCKS, kv_cache_dtype="float32")
     plan.fails = True
     with pytest.raises(PlanError, match="could not be run"):
         engine.execute(pack([Piece(FIRST, 0, 12, [3, 1, 4])], 4))
@@ -230,10 +233,22 @@ def test_a_plan_of_another_network_is_refused_before_anything_is_allocated(
     spec = engine_spec(tiny_config(num_hidden_layers=3))
     plan = FakePlan(device, model_path, engine_spec(tiny_config()))
     with pytest.raises(PlanError, match=r"inputs are not those of 3 layers: missing=.'key_cache_2', 'value_cache_2'"):
-        TensorRtEngine(plan, device, spec, NUM_BLOCKS)
+        TensorRtEngine(plan, device, spec, NUM_BLOCKS, kv_cache_dtype="float32")
     plan.outputs = ("logits",)
     with pytest.raises(PlanError, match=r"outputs are \['logits'\]; expected"):
-        TensorRtEngine(plan, device, engine_spec(tiny_config()), NUM_BLOCKS)
+        TensorRtEngine(plan, device, engine_spec(tiny_config()), NUM_BLOCKS, kv_cache_dtype="float32")
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "float8_e4m3fn"])
+def test_pools_of_8_bits_are_bound_with_their_scales(kv_cache_dtype: str, device: FakeDevice, tmp_path: Path) -> None:
+    checkpoint = TinyCheckpoint()
+    model_path = write_tiny_network(checkpoint, tmp_path)
+    spec = engine_spec(checkpoint.config, kv_cache_dtype=kv_cache_dtype)
+    plan = FakePlan(device, model_path, spec, cache_dtype=KV_CACHE_DTYPES[kv_cache_dtype])
+    engine = TensorRtEngine(plan, device, spec, NUM_BLOCKS, kv_cache_dtype=kv_cache_dtype)
+    expected = generate(reference_engine(model_path, checkpoint.config, kv_cache_dtype=kv_cache_dtype))
+    np.testing.assert_array_equal(np.concatenate(generate(engine)), np.concatenate(expected))
+    engine.close()
 
 
 def test_transfers_in_place_are_refused_by_name(engine: TensorRtEngine) -> None:
@@ -256,7 +271,11 @@ def test_a_whole_executor_gives_the_tokens_of_the_reference(
     def open_on_device(directory: object, *, num_blocks: int, **_: object) -> TensorRtEngine:
         opened = Executor.__init__.__globals__["engine_spec"](directory)
         return TensorRtEngine(
-            FakePlan(device, tiny_engine_dir / "model.onnx", opened), device, opened, min(num_blocks, 500)
+            FakePlan(device, tiny_engine_dir / "model.onnx", opened),
+            device,
+            opened,
+            min(num_blocks, 500),
+            kv_cache_dtype="float32",
         )
 
     monkeypatch.setattr("executor.executor.open_engine", open_on_device)
