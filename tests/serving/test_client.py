@@ -11,7 +11,7 @@ import pytest
 
 from batch_manager.plan import Phase
 from batch_manager.request import FinishReason
-from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
+from executor.api.errors import DuplicateRequestError, InvalidRequestError, QueueFullError
 from executor.api.kv_cache import KVCacheEvent, KVCacheRemovedData
 from executor.api.request import GuidedDecodingParams, GuideType, KvCacheRetentionConfig, LookaheadDecodingConfig
 from executor.api.response import Usage
