@@ -65,6 +65,10 @@ class GgufCheckpoint:
             self.source,
         )
 
+    def __reduce__(self) -> tuple[type[GgufCheckpoint], tuple[Path]]:
+        """For another process: it maps the file itself instead of being sent its bytes."""
+        return GgufCheckpoint, (Path(self.source),)
+
     def names(self) -> Iterable[str]:
         return weight_shapes(self.config).keys()
 

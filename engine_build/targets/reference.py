@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_build.checkpoint.model_config import ModelConfig
+from engine_build.kernels.shape import EIGHT_BIT_MAXIMA
 from engine_build.manifest import BuildConfig
 from engine_build.targets.checks import (
     NETWORK_FILES,
@@ -20,6 +21,8 @@ from engine_build.targets.interface import (
     TargetError,
     TensorRtOptions,
 )
+
+_BYTES_OF_A_SCALE = 4
 
 
 class ReferenceTarget:
@@ -48,7 +51,8 @@ class ReferenceTarget:
         default = build_config.dtype
         sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
         names = (default, *(name for name in sizes if name != default))
-        return tuple(KvCacheType(name, sizes[name], 0) for name in names)
+        as_they_are = tuple(KvCacheType(name, sizes[name], 0) for name in names)
+        return (*as_they_are, *(KvCacheType(name, 1, _BYTES_OF_A_SCALE) for name in EIGHT_BIT_MAXIMA))
 
     def versions(self) -> dict[str, str]:
         return {}

@@ -201,3 +201,32 @@ def test_an_unknown_option_is_refused() -> None:
     assert done.returncode == 2
     assert "No such option: --max_beam_width" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_are_built_at_the_same_time_and_named_as_tensorrt_llm_does(checkpoints: Path, tmp_path: Path) -> None:
+    where = ("--checkpoint_dir", checkpoints / "tiny.gguf", "--output_dir", tmp_path / "engine")
+    how = ("--target", "tensorrt-rtx", "--compute_capability", "8.9", "--tp_size", 2, "--workers", 2)
+    done = _run(*where, *how, "--max_seq_len", 64, "--profiling_verbosity", "detailed")
+    assert done.returncode == 0, done.stderr
+    assert "compute_capabilities  8.9" in done.stderr
+    engine = EngineDirectory.open(tmp_path / "engine", target="tensorrt-rtx", verify=True)
+    assert {"rank0.engine", "rank1.engine"} <= set(engine.manifest.files)
+    shown = _run("inspect", engine.path).stdout
+    for word in ("tensorrt_rtx 1.7", "compute_capabilities", "8.9", "detailed", "rank1.engine", "key_cache_0_out"):
+        assert word in shown
+
+
+def test_a_dry_run_for_a_card_estimates_the_build_as_well(checkpoints: Path) -> None:
+    where = ("--checkpoint_dir", checkpoints / "tiny.gguf", "--dry_run", "--target", "tensorrt-rtx")
+    assert "building a rank (estimate): " in _run(*where).stdout
+    report = json.loads(_run(*where, "--json").stdout)
+    assert report["build_cost"]["memory"] > 0
+    assert report["build_config"]["tensorrt"]["compute_capabilities"] == ["8.9", "12.0"]
+
+
+def test_options_of_other_targets_are_refused(checkpoints: Path) -> None:
+    where = ("--checkpoint_dir", checkpoints / "tiny.gguf", "--dry_run")
+    assert "are for the targets tensorrt and tensorrt-rtx, not for openvino" in _refusal(*where, "--strip_plan")
+    assert "tp_size 2 x pp_size 1 is not supported; target openvino" in _refusal(*where, "--tp_size", 2)
+    assert "target openvino keeps matrices as as_stored, int8" in _refusal(*where, "--weight_dtype", "int4")
+    assert "no NVIDIA GPU can be used here" in _refusal(*where, "--target", "tensorrt")

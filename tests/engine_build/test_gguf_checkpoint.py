@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,11 @@ def test_a_weight_that_is_not_there_is_named(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tiny_config()))
     with pytest.raises(CheckpointError, match=r"has no weight lm_head\.weight"):
         checkpoint.tensor("lm_head.weight")
+
+
+def test_another_process_opens_the_file_again_instead_of_getting_its_bytes(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", SMALL))
+    sent = pickle.dumps(checkpoint)
+    assert len(sent) < 1000
+    name = "model.layers.0.mlp.down_proj.weight"
+    np.testing.assert_array_equal(pickle.loads(sent).tensor(name).data, checkpoint.tensor(name).data)

@@ -9,9 +9,9 @@ mask         row sees column  <=>  same sequence; a past column is one of past_l
                                    and it is within the window
 ```
 
-All blocks that the step's tables name are gathered from the pool, and every row attends to all columns under a mask that
-leaves it its own. Sequences need not be padded to one length, and the mask and every index are computed once for all
-layers. What it costs: scores with the columns of other sequences, which are masked.
+All blocks that the step's tables name are gathered from the pool, and every row attends to all columns under a mask
+that leaves it its own. Sequences need not be padded to one length, and the mask and every index are computed once for
+all layers. What it costs: scores with the columns of other sequences, which are masked.
 
 New keys and values are scattered into the pools, which come out of the graph as `key_cache_{i}_out` and
 `value_cache_{i}_out`. Attention reads the pools as they came in, and this step's rows from the rows: nothing in the
