@@ -69,6 +69,7 @@ output [
 ]
 """
 ECHO_MODEL = """
+import threading
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -99,11 +100,16 @@ def main() -> None:
     arguments = parser.parse_args()
     repeats = 2 if arguments.quick else 5
     with tempfile.TemporaryDirectory() as directory:
-        results = measure_bridge(Path(directory) / "bridge", repeats, 40 if arguments.quick else 200)
-        results |= measure_model(Path(directory) / "model", repeats, 24 if arguments.quick else 64)
-    results |= measure_transports(repeats, 200 if arguments.quick else 1000)
-    for name, value in results.items():
-        print(f"{name:32} {value:.3f}" if value < 10 else f"{name:32} {value:.0f}")
+        measurements: list[Callable[[], dict[str, float]]] = [
+            lambda: measure_transports(repeats, 200 if arguments.quick else 1000),
+            lambda: measure_bridge(Path(directory) / "bridge", repeats, 40 if arguments.quick else 200),
+            lambda: measure_model(Path(directory) / "model", repeats, 24 if arguments.quick else 64),
+        ]
+        results: dict[str, float] = {}
+        for measure in measurements:
+            for name, value in measure().items():
+                results[name] = round(value, 3)
+                print(f"{name:32} {value:.3f}" if value < 10 else f"{name:32} {value:.0f}", flush=True)
     if arguments.json:
         print(json.dumps(results))
 
@@ -235,7 +241,7 @@ def bridge_connection() -> Iterator[tuple[socket.socket, Any]]:
         listener.listen()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(listener.getsockname())
-        process = multiprocessing.get_context("fork").Process(target=serve_bridge, args=[listener])
+        process = multiprocessing.get_context("spawn").Process(target=serve_bridge, args=[listener])
         process.start()
         connection.sendall(frame({"hello": 1}))
         frames = receive(connection)

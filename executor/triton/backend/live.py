@@ -34,6 +34,12 @@ class Batch:
         self.rows: list[dict[str, Any] | None] = [None] * len(keys)
         """Outputs that wait for the other rows, where there may be one response only."""
 
+    def is_abandoned(self) -> bool:
+        """Whether its client has left. Triton crashes when it is asked that of a request that has had its last
+        response, so nobody else sends one meanwhile."""
+        with self.lock:
+            return not self.has_ended and bool(self.sender.is_cancelled())
+
 
 class Row:
     """One row of a batch."""

@@ -3,7 +3,7 @@
 ```
 Triton ── execute() ──► rows ──► link ──► executor process
                                   │
-clients ◄── response senders ◄────┴─ events, stats          link's thread
+clients ◄── response senders ◄─ lanes ◄─┴─ events, stats    link's thread
              is_cancelled? ───────── cancel                  cancellation thread
 ```
 What tensors mean is decided by the Executor's process; here they are only taken apart.
@@ -17,6 +17,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from executor.triton.backend.lanes import Lanes
 from executor.triton.backend.link import Link, LinkError
 from executor.triton.backend.live import Batch, LiveBatches
 from executor.triton.backend.metrics import Metrics
@@ -42,6 +43,7 @@ class TritonPythonModel:
         self._is_batched = config["max_batch_size"] > 0
         parameters = string_parameters(config)
         self._live = LiveBatches()
+        self._lanes = Lanes(self._live.deliver)
         self._stopping = threading.Event()
         self._metrics = Metrics(args["model_name"], args["model_version"])
         settings = {
@@ -99,6 +101,7 @@ class TritonPythonModel:
         """Disconnect; the Executor's process ends when all instances have."""
         self._stopping.set()
         self._link.close()
+        self._lanes.close()
         self._watch.join(timeout=5)
 
     def _stop(self, request: Any) -> list[int]:
@@ -115,7 +118,7 @@ class TritonPythonModel:
 
     def _on_frame(self, header: dict[str, Any], body: memoryview) -> None:
         if "events" in header:
-            self._live.deliver(header["events"], body)
+            self._lanes.put(header["events"], body)
         for key, code, message in header.get("errors", ()):
             batch = self._live.batch_of(key)
             if batch is not None:
@@ -134,13 +137,13 @@ class TritonPythonModel:
             self._cancel_abandoned()
 
     def _cancel_abandoned(self) -> None:
-        """Cancel what nobody listens to any more. Asking Triton takes microseconds and holds no lock.
+        """Cancel what nobody listens to any more. Asking Triton takes microseconds and holds up no other batch.
 
         Not a loop in the thread's function: it would keep its last batch, and Triton waits for every sender to be gone
         before it unloads a model.
         """
         for batch in self._live.snapshot():
-            if batch.sender.is_cancelled():
+            if batch.is_abandoned():
                 self._cancel(self._live.fail(batch, "CANCELLED", "the client cancelled the request"))
 
     def _cancel(self, keys: list[int]) -> None:
