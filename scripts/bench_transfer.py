@@ -1,8 +1,8 @@
 """Contexts from one process to another: bandwidth against NIXL alone, and the time that is not copying.
 
 Two processes on this machine. The sender offers contexts out of a pool with the geometry of SmolLM2-135M in float32;
-the receiver fetches them with the code that executors run (Open, reads, checksums, Close), and with nothing but NIXL: the
-same spans, in turns.
+the receiver fetches them with the code that executors run (Open, reads, checksums, Close), and with nothing but NIXL:
+the same spans, in turns.
 """
 
 from __future__ import annotations

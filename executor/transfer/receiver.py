@@ -249,6 +249,8 @@ class ContextReceiver:
             if opened.outcome != pb.OPEN_OUTCOME_OPENED:
                 kind = "lease ended" if opened.outcome == pb.OPEN_OUTCOME_NOT_THERE else "refused"
                 raise ReceptionError(kind, opened.reason)
+            if not opened.is_complete or opened.end_token != reception.context.num_tokens:
+                raise ReceptionError("bad answer", "the peer has another number of tokens than it said")
             reception.reader = BlockReader(
                 self._transport,
                 self._memory_of(reception.context, opened),
