@@ -80,6 +80,9 @@ def dynamo_worker(
     context_chunking_policy: options.ChunkingPolicy = options.ChunkingPolicyName.FIRST_COME_FIRST_SERVED,
     deterministic: options.Deterministic = False,
     num_threads: options.NumThreads = None,
+    drain_seconds: Annotated[
+        float, typer.Option("--drain_seconds", help="How long open requests may go on after SIGTERM.", min=0)
+    ] = 30.0,
     log_level: options.LogLevel = options.LogLevelName.INFO,
 ) -> None:
     """Serve an engine directory to Dynamo's frontends and routers, until SIGTERM; open requests end first.
@@ -134,6 +137,7 @@ def dynamo_worker(
                     discovery_backend,
                     request_plane,
                     event_plane,
+                    drain_seconds,
                 ),
                 lambda worker_id: typer.echo(f"worker {worker_id} is ready"),
             )

@@ -47,6 +47,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         model_name: str,
         num_blocks: int,
         role: InstanceRole,
+        drain_seconds: float,
         on_ready: Callable[[int], None],
         on_broken: Callable[[], None],
     ) -> None:
@@ -59,6 +60,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
             model_name: shown to clients.
             num_blocks: of the KV pool.
             role: which part of the requests it does.
+            drain_seconds: how long open requests may go on when the worker is to end.
             on_ready: called with the worker's id right before it is found by others.
             on_broken: called when the executor has stopped by itself and can serve nobody.
         """
@@ -68,6 +70,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         self._model_name = model_name
         self._num_blocks = num_blocks
         self._role = role
+        self._drain_seconds = drain_seconds
         self._on_ready = on_ready
         self._on_broken = on_broken
         self._worker_id = 0
@@ -157,7 +160,9 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         return self._service is None or not self._service.num_live_requests
 
     async def cleanup(self) -> None:
+        """Let open requests end, then stop. Dynamo's worker itself waits for those of context workers only."""
         if self._service is not None:
+            await self._service.drain(self._drain_seconds)
             self._service.close()
         if self._stats is not None:
             self._stats.close()

@@ -38,6 +38,8 @@ class DynamoConfig:
     request_plane: str = "tcp"
     event_plane: str | None = None
     """None: as the discovery backend suggests."""
+    drain_seconds: float = 30.0
+    """How long open requests may go on after SIGTERM."""
 
 
 def run_worker(
@@ -67,7 +69,9 @@ def run_worker(
             is_broken = True
             signal.raise_signal(signal.SIGTERM)  # as an operator would: Dynamo's worker unregisters, and ends
 
-    engine = ExecutorEngine(executor, end_ids, directory, config.model_name, num_blocks, role, on_ready, stop)
+    engine = ExecutorEngine(
+        executor, end_ids, directory, config.model_name, num_blocks, role, config.drain_seconds, on_ready, stop
+    )
     worker_config = WorkerConfig(
         namespace=config.namespace or get_worker_namespace(),
         component=config.component,
