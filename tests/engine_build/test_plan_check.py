@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,13 @@ def test_another_device_is_named_with_what_would_do(engine: EngineDirectory) -> 
 def test_a_plan_for_several_devices_is_refused(engine: EngineDirectory, tmp_path: Path) -> None:
     with pytest.raises(EngineDirectoryError, match="built for 2 devices, an Executor runs one"):
         check_device(_edited(engine, tmp_path / "engine", tp_size=2), _ADA)
+
+
+def test_a_plan_without_weights_is_refused(engine: EngineDirectory, tmp_path: Path) -> None:
+    assert engine.build_config.tensorrt is not None
+    settings = dataclasses.asdict(engine.build_config.tensorrt) | {"strip_plan": True}
+    with pytest.raises(EngineDirectoryError, match="was built with --strip_plan: it has no weights"):
+        check_device(_edited(engine, tmp_path / "engine", tensorrt=settings), _ADA)
 
 
 def test_without_a_gpu_opening_ends_before_anything_is_loaded(engine: EngineDirectory) -> None:

@@ -39,12 +39,17 @@ def check_version(directory: EngineDirectory, installed: str) -> None:
 
 
 def check_device(directory: EngineDirectory, device: Device) -> None:
-    """Raises `EngineDirectoryError` when the plan is for other device generations, or for several devices."""
+    """Raises `EngineDirectoryError` for a plan of other device generations, of several devices, or without weights."""
     build_config = directory.build_config
     ranks = build_config.tp_size * build_config.pp_size
     if ranks > 1:
         raise EngineDirectoryError(f"{directory.path} was built for {ranks} devices, an Executor runs one")
-    built = () if build_config.tensorrt is None else build_config.tensorrt.compute_capabilities
+    settings = build_config.tensorrt
+    if settings is not None and settings.strip_plan:
+        raise EngineDirectoryError(
+            f"{directory.path} was built with --strip_plan: it has no weights, and an Executor does not refit plans"
+        )
+    built = () if settings is None else settings.compute_capabilities
     if device.compute_capability not in built:
         raise EngineDirectoryError(
             f"{directory.path} was built for compute capability {', '.join(built)}, {device.name} has "
