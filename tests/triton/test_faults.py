@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -232,13 +231,3 @@ class TestNotDecoupled:
             wait_for(lambda: len(answers) == 2)
         lengths = [answer.as_numpy("sequence_length") for answer in answers]
         assert sum(length is None for length in lengths) == 1
-
-
-def test_a_burst_is_answered_in_the_order_of_its_tokens(fake_repository: Path, tmp_path: Path) -> None:
-    """Responses of one request never overtake each other, whichever iteration they come from."""
-    with running(fake_repository, tmp_path / "log") as server:
-        prompt = list(range(1, 200))
-        call = {"inputs": llm_inputs([prompt], 199, streaming=rows_of(True, bool))}
-        started = time.monotonic()
-        assert stream(server.target, "tensorrt_llm", call).tokens() == prompt
-        assert time.monotonic() - started < 30
