@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ from executor.serving.generation_request import GenerationRequest
 from executor.serving.interface import ServedExecutor
 from executor.serving.kv_event_feed import KvEventFeed
 from executor.serving.stats_feed import StatsFeed
+
+
+_LAST_CHUNKS_SECONDS = 0.25
+"""Between the end of the last request and that of the connections, which Dynamo's worker cuts without a look at what is
+still on its way through them."""
 
 
 class ExecutorEngine(LLMEngine):  # type: ignore[misc]
@@ -163,6 +169,7 @@ class ExecutorEngine(LLMEngine):  # type: ignore[misc]
         """Let open requests end, then stop. Dynamo's worker itself waits for those of context workers only."""
         if self._service is not None:
             await self._service.drain(self._drain_seconds)
+            await asyncio.sleep(_LAST_CHUNKS_SECONDS)
             self._service.close()
         if self._stats is not None:
             self._stats.close()
