@@ -126,6 +126,8 @@ class NetworkEmitter:
             raise TargetError(f"node {node.name}: operator {node.op_type} has no counterpart in TensorRT")
         try:
             outputs = operator(self, node)
+            for output in outputs:
+                output.shape  # noqa: B018, inferred when asked for: an operand that does not fit is found here, by name
         except (RuntimeError, TypeError) as error:  # what the bindings raise for shapes and types that do not fit
             raise TargetError(f"{self.trt.__name__} refuses node {node.name} ({node.op_type}): {error}") from error
         self._values.update(zip(node.output, outputs, strict=True))
