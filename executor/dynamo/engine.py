@@ -36,7 +36,6 @@ from executor.serving.interface import ServedExecutor
 from executor.serving.kv_event_feed import KvEventFeed
 from executor.serving.stats_feed import StatsFeed
 
-
 _LAST_CHUNKS_SECONDS = 0.25
 """Between the end of the last request and that of the connections, which Dynamo's worker cuts without a look at what is
 still on its way through them."""
