@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -38,6 +40,8 @@ NUM_TOKENS = 32
 LEAST_AGREEMENT = 0.9
 """Of greedy tokens up to the first difference, for engines that round otherwise than the reference."""
 NUM_BLOCKS = 64
+SANITIZED = "bfloat16 and split or int8 and bfloat16 or long"
+"""Names of cases in `tests/gpu/test_kernels.py` that are run under NVIDIA's checkers, which are slow."""
 BATCH_SIZE, DECODE_TOKENS = 64, 128
 NO_GPU_EXIT_CODE = 3
 PACKAGES = ("torch", "triton", "cuda-bindings", "tensorrt-cu13", "tensorrt-rtx-cu13", "numpy", "onnx")
@@ -80,6 +84,7 @@ def main(
         raise typer.Exit(NO_GPU_EXIT_CODE) from error
     checks: list[tuple[str, Callable[[], list[Row]]]] = [("tests that need a GPU", gpu_tests)]
     checks += [(f"greedy tokens, target {target}", lambda target=target: [parity(target)]) for target in TARGETS]
+    checks.append(("kernels under compute-sanitizer", sanitizers))
     if not skip_benchmarks:
         checks.append(("attention kernels", attention_benchmarks))
         checks += [(f"decode, target {target}", lambda target=target: [decode_speed(target)]) for target in TARGETS]
@@ -137,6 +142,25 @@ def gpu_tests() -> list[Row]:
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr.strip()[-200:]
     outcome = Outcome.FAILED if done.returncode else Outcome.PASSED
     return [Row("tests that need a GPU", outcome, "; ".join([summary, *failed[:5]]))]
+
+
+def sanitizers() -> list[Row]:
+    """NVIDIA's checkers on one compiled case of each kernel: accesses outside of buffers, races in shared memory."""
+    need_cuda_torch()
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        raise NotRunError("compute-sanitizer, of the CUDA toolkit, is not installed")
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_kernels.py", "-k", SANITIZED]
+    rows: list[Row] = []
+    for tool in ("memcheck", "racecheck"):
+        # Without torch's own cache every tensor is an allocation, whose ends are watched.
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        command = [program, "--tool", tool, "--error-exitcode", "9", *tests]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        summary = [line for line in done.stdout.splitlines() if "SUMMARY" in line or " passed" in line]
+        outcome = Outcome.FAILED if done.returncode else Outcome.PASSED
+        rows.append(Row(f"kernels under {tool}", outcome, "; ".join(summary)[-300:] or f"exit {done.returncode}"))
+    return rows
 
 
 def attention_benchmarks() -> list[Row]:
