@@ -27,6 +27,7 @@ from engine_build.targets.tensorrt.plugin_attention import plugin_operators
 from engine_build.targets.tensorrt.plugin_kernels import LayerKernels
 from engine_build.targets.tensorrt.plugins import PLUGINS, encode
 from engine_build.targets.tensorrt.pool_tensors import add_cache_outputs, cache_inputs, set_cache_type
+from engine_build.targets.tensorrt.profiles import profile_ranges
 from engine_build.targets.tensorrt.weight_file import ConstantReader
 from tests.engine_build import genuine_tensorrt
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
@@ -186,6 +187,22 @@ def test_a_ranks_network_is_put_together_with_plugins_and_collectives(
     kinds = [network.get_layer(index).type for index in range(network.num_layers)]
     collectives = 0 if tp_size == 1 else 2 * config.num_hidden_layers + 1
     assert kinds.count(tensorrt_rtx.LayerType.DIST_COLLECTIVE) == collectives
+
+
+def test_plugins_take_steps_and_pools_that_native_layers_do_not() -> None:
+    model = tiny_config(max_position_embeddings=8192)
+    large = {"max_num_tokens": 8192, "max_batch_size": 64}
+    build_config = resolve_build_config(
+        model,
+        select_target("tensorrt"),
+        tensorrt=TensorRtOptions(("9.0",)),
+        **large,  # type: ignore[arg-type]
+    )
+    ranges = profile_ranges(build_config, model, is_attention_native=False)
+    assert [sizes["T"].largest for sizes in ranges] == [64, 8192]
+    assert ranges[0]["num_blocks"].largest == (2**31 - 1) // (2 * 32 * 16)
+    with pytest.raises(TargetError, match=r"more than the 2\^31 - 1 elements of a tensor"):
+        resolve_build_config(model, select_target("tensorrt-rtx"), **large)  # type: ignore[arg-type]
 
 
 def test_without_a_gpu_a_build_says_so_before_anything_is_done() -> None:

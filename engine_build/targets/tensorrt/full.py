@@ -52,7 +52,7 @@ class TensorRtTarget(TensorRtTargetBase):
 
     def check(self, build_config: BuildConfig, model: ModelConfig) -> None:
         self._check_common(build_config)
-        profile_ranges(build_config, model, are_pools_in_place=True)
+        profile_ranges(build_config, model, is_attention_native=False)
         try:
             _attention_shape(build_config, model).check()
         except KernelError as error:
@@ -93,7 +93,7 @@ class TensorRtTarget(TensorRtTargetBase):
             model=network,
             directory=directory,
             operators=OPERATORS | COLLECTIVE_OPERATORS | plugin_operators(load_plugins(trt.__name__), build_config),
-            ranges=profile_ranges(build_config, model, are_pools_in_place=True),
+            ranges=profile_ranges(build_config, model, is_attention_native=False),
             build_config=build_config,
             stage="compiling",
         )

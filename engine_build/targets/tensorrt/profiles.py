@@ -31,45 +31,51 @@ class SizeRange(NamedTuple):
 
 
 def profile_ranges(
-    build_config: BuildConfig, model: ModelConfig, *, are_pools_in_place: bool
+    build_config: BuildConfig, model: ModelConfig, *, is_attention_native: bool
 ) -> list[dict[str, SizeRange]]:
     """For each profile, the range of every dimension by its name in the network.
 
     Args:
         build_config: what the plan is for.
         model: the whole model.
-        are_pools_in_place: a plan that writes into the pools themselves takes any number of blocks. One that may copy
-            them reserves memory for the most blocks that it takes, in each layer; it takes those of a full batch at
-            full length, and one for padding.
+        is_attention_native: whether attention is TensorRT's own layers. Then every row has a mask over all columns of
+            the step, and TensorRT reserves memory for the largest pool in each layer: the pool ends at the blocks of a
+            full batch at full length, and one for padding. Plugins have no mask and write into pools of any size.
 
     Raises:
         TargetError: a tensor would have more elements than TensorRT can count.
     """
-    blocks = -(-build_config.max_seq_len // build_config.tokens_per_block)
     batch = build_config.max_batch_size
-    entries = batch * blocks
-    columns = entries * build_config.tokens_per_block
-    if build_config.max_num_tokens * columns > MAX_ELEMENTS:
-        raise TargetError(
-            f"max_num_tokens {build_config.max_num_tokens} x max_batch_size {batch} x max_seq_len "
-            f"{build_config.max_seq_len} is more than the 2^31 - 1 elements of a tensor: lower one of them"
-        )
+    entries = batch * -(-build_config.max_seq_len // build_config.tokens_per_block)
     block_elements = model.num_key_value_heads * build_config.tokens_per_block * model.head_size
     most_blocks = MAX_ELEMENTS // block_elements
-    if entries + 1 > most_blocks:
-        raise TargetError(
-            f"the {entries} KV blocks of max_batch_size {batch} x max_seq_len {build_config.max_seq_len} make a pool "
-            "of more than the 2^31 - 1 elements of a tensor: lower one of them"
-        )
+    if is_attention_native:
+        _check_native(build_config, entries, most_blocks)
+        most_blocks = entries + 1
     typical_entries = max(1, entries // _TYPICAL_SHARE)
     shared = {
         "B": SizeRange(1, max(1, batch // 2), batch),
         "B + 1": SizeRange(2, max(1, batch // 2) + 1, batch + 1),
         "N": SizeRange(1, typical_entries, entries),
-        "num_blocks": SizeRange(1, entries, most_blocks if are_pools_in_place else entries + 1),
+        "num_blocks": SizeRange(1, min(entries, most_blocks), most_blocks),
     }
     row_budgets = sorted({batch, build_config.max_num_tokens})
     return [shared | {"T": SizeRange(1, rows, rows), "S": SizeRange(1, min(batch, rows), rows)} for rows in row_budgets]
+
+
+def _check_native(build_config: BuildConfig, entries: int, most_blocks: int) -> None:
+    """Raises `TargetError` when the mask or a pool would have more elements than TensorRT can count."""
+    limits = f"max_batch_size {build_config.max_batch_size} x max_seq_len {build_config.max_seq_len}"
+    if build_config.max_num_tokens * entries * build_config.tokens_per_block > MAX_ELEMENTS:
+        raise TargetError(
+            f"max_num_tokens {build_config.max_num_tokens} x {limits} is more than the 2^31 - 1 elements of a tensor: "
+            "lower one of them"
+        )
+    if entries + 1 > most_blocks:
+        raise TargetError(
+            f"the {entries} KV blocks of {limits} make a pool of more than the 2^31 - 1 elements of a tensor: "
+            "lower one of them"
+        )
 
 
 def add_profiles(

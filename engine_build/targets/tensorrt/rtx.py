@@ -74,7 +74,7 @@ class TensorRtRtxTarget(TensorRtTargetBase):
 
     def check(self, build_config: BuildConfig, model: ModelConfig) -> None:
         self._check_common(build_config)
-        profile_ranges(build_config, model, are_pools_in_place=False)
+        profile_ranges(build_config, model, is_attention_native=True)
         assert build_config.tensorrt is not None  # `tensorrt_config` has made one
         if build_config.tensorrt.strip_plan:
             try:
@@ -111,7 +111,7 @@ class TensorRtRtxTarget(TensorRtTargetBase):
             model=lowered,
             directory=directory,
             operators=OPERATORS | COLLECTIVE_OPERATORS,
-            ranges=profile_ranges(build_config, model, are_pools_in_place=False),
+            ranges=profile_ranges(build_config, model, is_attention_native=True),
             build_config=build_config,
             stage="compiling",
         )
