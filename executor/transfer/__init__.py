@@ -1,0 +1,1 @@
+"""KV blocks from and for other instances. See README.md."""

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
+from executor.transfer.transport import Transport
+
 
 class PeerError(Exception):
     """A call failed: the peer is gone, does not answer in time, or refused it."""
@@ -41,8 +43,8 @@ class TransferService(Protocol):
 class TransferNetwork(Protocol):
     """How instances reach each other: what answers calls, what makes them, what moves bytes."""
 
-    def open_transport(self, instance_id: bytes) -> Any:
-        """A transport (`executor.transfer.transport.Transport`) for one instance."""
+    def open_transport(self, instance_id: bytes) -> Transport:
+        """A transport for one instance. Raises `UnsupportedFeatureError` where its library is not installed."""
         ...
 
     def serve(self, service: TransferService, listen: str) -> ServedAddress:

@@ -18,7 +18,7 @@ from tests.executor.driving import WAIT, finish, request, tokens_of
 from tests.transfer.instances import context_only, generation_only, instance, num_free_blocks, wait_until_free
 
 NUM_SCHEDULES = 200
-TIMEOUT_MS = 100
+TIMEOUT_MS = 60
 """Short: a loss is only noticed when it has passed."""
 
 
@@ -119,7 +119,7 @@ def pair(tiny_engine_dir: Path) -> object:
 def play(seed: int, one: Executor, pair: Pair) -> None:
     """One schedule: some requests through both instances, with faults, cancellations and perhaps a kill."""
     random = Random(seed)
-    requests = wanted_requests(random, 4)
+    requests = wanted_requests(random, 3)
     expected = [tokens_of(finish(one, request_id)) for request_id in one.enqueue_requests(requests)]
     pair.faults.begin(seed, random.choice([0.1, 0.3, 0.6]))
 
