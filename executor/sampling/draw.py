@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.sampling.known_maxima import KnownMaxima
 from executor.sampling.ranking import RankedTokens, rank_most_likely
 from executor.sampling.row_passes import RowPasses
 from executor.sampling.wide_draw import draw_wide
@@ -45,7 +46,11 @@ class DrawParameters(NamedTuple):
 
 
 def draw(
-    logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters, passes: RowPasses
+    logits: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    parameters: DrawParameters,
+    passes: RowPasses,
+    known: KnownMaxima | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw one token for each row.
 
@@ -54,6 +59,7 @@ def draw(
         rows: `[R]`.
         parameters: of each row.
         passes: for this vocabulary.
+        known: group maxima that need not be computed.
 
     Returns:
         Token ids `[R]`, and `[R]` a logit of each row that is finite, or the row's largest where that is not: NaN
@@ -67,16 +73,20 @@ def draw(
         token_ids[which], levels[which] = _draw_from_all(logits, rows[which], parameters.take(which), passes)
     which = np.flatnonzero(~everything)
     if which.size:
-        token_ids[which], levels[which] = _draw_filtered(logits, rows[which], parameters.take(which), passes)
+        token_ids[which], levels[which] = _draw_filtered(logits, rows[which], parameters.take(which), passes, known)
     return token_ids, levels
 
 
 def _draw_filtered(
-    logits: NDArray[np.float32], rows: NDArray[np.int64], parameters: DrawParameters, passes: RowPasses
+    logits: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    parameters: DrawParameters,
+    passes: RowPasses,
+    known: KnownMaxima | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """`draw` for rows with a filter."""
     token_ids = np.zeros(len(rows), np.int64)
-    maxima = passes.maxima(logits, rows)
+    maxima = passes.maxima(logits, rows) if known is None else known.of(logits, rows, passes)
     largest = maxima.coarse.max(axis=1)
     valid = np.isfinite(largest)
     limited = parameters.top_k > 0

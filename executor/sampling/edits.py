@@ -5,6 +5,8 @@ They are made in the order bias, penalties, bans, whatever the order they were n
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +22,8 @@ class LogitsEdits:
         self._counts: list[NDArray[np.int64]] = []
         self._penalties: list[tuple[float, float, float]] = []
         self._banned: list[int] = []
-        self._replaced: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
-        """What was there before, by place in the flat logits, oldest first."""
+        self._replaced: list[_Replaced] = []
+        """Oldest first."""
 
     def add(self, row: int, token_ids: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         """Add `values[n]` to the logits of `token_ids[n]`."""
@@ -66,23 +68,65 @@ class LogitsEdits:
             self._replace(flat, places, old, values)
         if self._banned:
             places = np.array(self._banned, np.int64)
-            self._replace(flat, places, flat[places], np.float32(-np.inf))
+            self._replace(flat, places, flat[places], np.full(len(places), -np.inf, np.float32))
 
     def undo(self, logits: NDArray[np.float32]) -> None:
         """Put back what `apply` replaced."""
         flat = logits.reshape(-1)
-        for places, values in reversed(self._replaced):
-            flat[places] = values
+        for places, old, _ in reversed(self._replaced):
+            flat[places] = old
+
+    def refresh(self, logits: NDArray[np.float32], fine: NDArray[np.float32], first: int) -> None:
+        """Make maxima of the rows as they were before `apply` those of the rows as they are.
+
+        A group's maximum is another one only if the token that held it was changed, or one rose above it; such groups
+        are looked at again.
+
+        Args:
+            logits: what was given to `apply`.
+            fine: `[R, groups]` maxima of rows `first` to `first + R`, without NaN; token t is in group `t % groups`.
+            first: row number.
+        """
+        num_rows, groups = fine.shape
+        maxima = fine.reshape(-1)
+        changed = []
+        for places, old, new in self._replaced:
+            rows = places // self._vocab_size
+            token_ids = places - rows * self._vocab_size
+            rows -= first
+            group_of = rows * groups + (token_ids - token_ids // groups * groups)
+            if num_rows < len(logits):
+                inside = (rows >= 0) & (rows < num_rows)
+                group_of, old, new = group_of[inside], old[inside], new[inside]
+            before = maxima[group_of]
+            changed.append(group_of[(old >= before) | (new > before)])
+        if changed:
+            group_of = np.concatenate(changed)
+            rows = group_of // groups
+            members = np.arange(0, self._vocab_size, groups)[:, None] + (group_of - rows * groups)
+            # The last member of some groups would lie beyond the vocabulary; the first one stands in.
+            members[-1] = np.where(members[-1] < self._vocab_size, members[-1], members[0])
+            members += (rows + first) * self._vocab_size
+            maxima[group_of] = logits.reshape(-1).take(members).max(axis=0)
 
     def _replace(
         self,
         flat: NDArray[np.float32],
         places: NDArray[np.int64],
         old: NDArray[np.float32],
-        new: NDArray[np.float32] | np.float32,
+        new: NDArray[np.float32],
     ) -> None:
-        self._replaced.append((places, old))
+        self._replaced.append(_Replaced(places, old, new))
         flat[places] = new
+
+
+class _Replaced(NamedTuple):
+    places: NDArray[np.int64]
+    """[n] in the flat logits"""
+    old: NDArray[np.float32]
+    """[n]"""
+    new: NDArray[np.float32]
+    """[n]"""
 
 
 class _Tokens:

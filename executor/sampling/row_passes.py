@@ -44,6 +44,11 @@ class Maxima(NamedTuple):
     coarse: NDArray[np.float32]
     """[R, coarse groups] of the fine groups: fine group g belongs to coarse group `g % coarse groups`."""
 
+    @classmethod
+    def of(cls, fine: NDArray[np.float32]) -> Maxima:
+        """With the coarse groups' maxima."""
+        return cls(fine, _coarse(fine))
+
     def take(self, which: NDArray[np.int64]) -> Maxima:
         return Maxima(self.fine[which], self.coarse[which])
 
@@ -70,6 +75,8 @@ class RowPasses:
             num_threads: at most so many; `None`: as many as there are processors, up to eight.
         """
         self.vocab_size = vocab_size
+        self.fine_groups = min(vocab_size, _FINE_GROUPS)
+        self.sum_groups = min(vocab_size, _SUM_GROUPS)
         processors = len(os.sched_getaffinity(0))
         self._num_threads = max(1, min(processors, _MOST_THREADS) if num_threads is None else num_threads)
         self._threads = ThreadPoolExecutor(max(1, self._num_threads - 1), thread_name_prefix="sampler")
@@ -91,7 +98,7 @@ class RowPasses:
 
     def maxima(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> Maxima:
         """Group maxima of `rows` `[R]` of `logits` `[S, vocab]`."""
-        groups = min(self.vocab_size, _FINE_GROUPS)
+        groups = self.fine_groups
         whole = self.vocab_size - self.vocab_size % groups
         fine = np.empty((len(rows), groups), np.float32)
         read = _reader(logits, rows)
@@ -104,7 +111,7 @@ class RowPasses:
         if whole < self.vocab_size:
             rest = fine[:, : self.vocab_size - whole]
             np.maximum(rest, logits[rows, whole:], out=rest)
-        return Maxima(fine, _coarse(fine))
+        return Maxima.of(fine)
 
     def weight_sums(
         self, logits: NDArray[np.float32], rows: NDArray[np.int64], temperature: NDArray[np.float64]
@@ -112,16 +119,16 @@ class RowPasses:
         """Group sums of `rows` `[R]`, each at its own temperature `[R]`."""
         scale = (1 / temperature).astype(np.float32)
         sums = self._exponential_sums(logits, rows, scale, None)
-        totals = _totals(sums)
+        totals = totals_of(sums)
         shifts = np.zeros(len(rows))
         # Most rows need no shift for their exponentials to be well in range. The others are done again, with one.
-        again = np.flatnonzero(~((totals > _SMALLEST_TOTAL) & (totals < _LARGEST_TOTAL)))
+        again = np.flatnonzero(~is_exact(totals))
         if again.size:
             largest = logits[rows[again]].max(axis=1)
             finite = np.isfinite(largest)
             again, largest = again[finite], largest[finite]
             sums[again] = self._exponential_sums(logits, rows[again], scale[again], largest)
-            totals[again] = _totals(sums[again])
+            totals[again] = totals_of(sums[again])
             shifts[again] = largest / temperature[again]
         return WeightSums(sums.astype(np.float64), totals, shifts)
 
@@ -133,7 +140,7 @@ class RowPasses:
         largest: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]:
         """Sums of `exp((logit - largest) * scale)` over groups, `[R, sum groups]`; nothing is subtracted for `None`."""
-        groups = min(self.vocab_size, _SUM_GROUPS)
+        groups = self.sum_groups
         whole = self.vocab_size - self.vocab_size % groups
         sums = np.empty((len(rows), groups), np.float32)
         read = _reader(logits, rows)
@@ -188,7 +195,13 @@ def _coarse(fine: NDArray[np.float32]) -> NDArray[np.float32]:
     return coarse
 
 
-def _totals(sums: NDArray[np.float32]) -> NDArray[np.float64]:
+def is_exact(totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether sums of exponentials without a shift have lost nothing; not for NaN."""
+    exact: NDArray[np.bool_] = (totals > _SMALLEST_TOTAL) & (totals < _LARGEST_TOTAL)
+    return exact
+
+
+def totals_of(sums: NDArray[np.float32]) -> NDArray[np.float64]:
     """Over groups, one after the other: the order of a sum must not depend on how many rows there are."""
     with np.errstate(all="ignore"):
         totals: NDArray[np.float64] = np.cumsum(sums, axis=1, dtype=np.float64)[:, -1]

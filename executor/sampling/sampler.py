@@ -17,9 +17,12 @@ from executor.sampling.interface import (
     SampledSequence,
     SamplingSpec,
 )
+from executor.sampling.known_maxima import KnownMaxima
 from executor.sampling.log_probs import RawLogProbs
+from executor.sampling.ranking import RankedTokens, rank_most_likely
+from executor.sampling.raw_reductions import RawReducer
 from executor.sampling.row_edits import Edited, RowEdits
-from executor.sampling.row_passes import RowPasses
+from executor.sampling.row_passes import Maxima, RowPasses
 from executor.sampling.slots import Needs, Slots
 
 
@@ -39,6 +42,24 @@ class _Step(NamedTuple):
     """[R] index in the sequence of the token that is drawn."""
 
 
+class _Followed(NamedTuple):
+    """What the sequences' histories say of the step's rows."""
+
+    top_p: NDArray[np.float64]
+    """[R]"""
+    by_row: list[Edited]
+    errors: dict[int, SamplingError]
+    """By sequence."""
+
+
+class _Raw(NamedTuple):
+    """Of raw rows `first` to `first + R`, those with log probabilities among them."""
+
+    first: int
+    maxima: Maxima
+    log_probs: RawLogProbs
+
+
 class Sampler:
     """Draws the next tokens of the sequences it was told of. Not thread-safe: one caller at a time."""
 
@@ -55,6 +76,7 @@ class Sampler:
         self._slots = Slots()
         self._row_edits = RowEdits(vocab_size)
         self._passes = RowPasses(vocab_size, num_threads)
+        self._raw_reducer = RawReducer(self._passes, num_threads)
 
     def open(self, request_id: int, sampling: SamplingSpec) -> None:
         """Make a sequence known.
@@ -90,21 +112,20 @@ class Sampler:
         step = self._lay_out(logits, sequences)
         logits = np.require(logits, requirements=["C", "W"])
         edits = LogitsEdits(self.vocab_size)
-        top_p: NDArray[np.float64] | None = None
+        followed, raw = self._follow_and_reduce(logits, step, edits)
         raw_rows: dict[int, NDArray[np.float32]] = {}
-        errors: dict[int, SamplingError] = {}
-        if step.needs & Needs.STATE:
-            if step.needs & Needs.RAW_LOGITS and step.needs & Needs.ROW_EDITS:
-                raw_rows = self._keep_raw_rows(logits, step)
-            top_p, errors = self._edit(logits, step, edits)
+        if step.needs & Needs.RAW_LOGITS and step.needs & Needs.ROW_EDITS:
+            raw_rows = self._keep_raw_rows(logits, step)
+        self._edit(logits, followed, edits)
 
-        token_ids, levels = self._draw(logits, step, top_p)
-        sampled = self._accepted(step, token_ids, levels, errors)
+        known = None if raw is None or not step.needs & Needs.DRAW else _known(logits, step, edits, raw)
+        token_ids, levels = self._draw(logits, step, followed.top_p, known)
+        sampled = self._accepted(step, token_ids, levels, followed.errors)
         if step.needs & Needs.RAW_LOGITS:
             edits.undo(logits)
-            for row, raw in raw_rows.items():
-                logits[row] = raw
-            self._report(logits, step, sampled)
+            for row, values in raw_rows.items():
+                logits[row] = values
+            self._report(logits, step, sampled, None if raw is None else raw.log_probs)
         return sampled
 
     def _lay_out(self, logits: NDArray[np.float32], sequences: Sequence[SampledRows]) -> _Step:
@@ -144,14 +165,38 @@ class Sampler:
         wanted = ((needs & Needs.RAW_LOGITS) != 0) & ((needs & Needs.ROW_EDITS) != 0)
         return {row: logits[row].copy() for row in step.rows[wanted].tolist()}
 
-    def _edit(
+    def _follow_and_reduce(
         self, logits: NDArray[np.float32], step: _Step, edits: LogitsEdits
-    ) -> tuple[NDArray[np.float64], dict[int, SamplingError]]:
-        """Make all edits. Returns `top_p` of each row, and errors by sequence."""
-        top_p = step.parameters["top_p"].copy()
+    ) -> tuple[_Followed, _Raw | None]:
+        """`_follow`, and meanwhile what is reported of the raw logits, where something is."""
+        if not step.needs & Needs.LOG_PROBS:
+            return self._follow(step, edits), None
+        reported = (step.parameters["needs"] & Needs.LOG_PROBS) != 0
+        rows = step.rows[reported]
+        first = int(rows.min())
+        self._raw_reducer.start_maxima(logits[first : int(rows.max()) + 1])
+        try:
+            followed = self._follow(step, edits)
+        finally:  # nobody may change the logits before
+            maxima = self._raw_reducer.maxima()
+        counts = step.parameters["num_top_log_probs"][reported]
+        rows, counts = rows[counts > 0], counts[counts > 0]
+        ranked = RankedTokens(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
+        self._raw_reducer.start_sums()
+        try:
+            if rows.size:
+                some = maxima if len(rows) == len(maxima.fine) else maxima.take(rows - first)
+                ranked = rank_most_likely(logits, rows, some, counts)
+        finally:
+            normalizers = self._raw_reducer.normalizers()
+        return followed, _Raw(first, maxima, RawLogProbs(first, normalizers, rows, ranked))
+
+    def _follow(self, step: _Step, edits: LogitsEdits) -> _Followed:
+        """Take in the new tokens of each sequence, and note what changes in its rows. Does not look at logits."""
+        followed = _Followed(step.parameters["top_p"].copy(), [], {})
+        if not step.needs & Needs.STATE:
+            return followed
         needs: list[int] = self._slots.table["needs"][step.slots].tolist()
-        errors: dict[int, SamplingError] = {}
-        by_row: list[Edited] = []
         place = 0
         for index, sequence in enumerate(step.sequences):
             if needs[index] & Needs.STATE:
@@ -159,20 +204,27 @@ class Sampler:
                 try:
                     state.follow(sequence.token_ids)
                 except SamplingError as error:
-                    errors[index] = error
-                if needs[index] & Needs.ROW_EDITS and index not in errors:
-                    by_row.append(Edited(index, sequence, state))
+                    followed.errors[index] = error
+                if needs[index] & Needs.ROW_EDITS and index not in followed.errors:
+                    followed.by_row.append(Edited(index, sequence, state))
                 if needs[index] & Needs.EDITS:
-                    state.collect(sequence, edits, top_p[place : place + sequence.num_rows])
+                    state.collect(sequence, edits, followed.top_p[place : place + sequence.num_rows])
             place += sequence.num_rows
+        return followed
 
-        errors |= self._row_edits.process(logits, by_row)
+    def _edit(self, logits: NDArray[np.float32], followed: _Followed, edits: LogitsEdits) -> None:
+        """Make all edits; errors go to `followed`."""
+        errors = followed.errors
+        errors |= self._row_edits.process(logits, followed.by_row)
         edits.apply(logits)
-        errors |= self._row_edits.mask(logits, [edited for edited in by_row if edited.place not in errors])
-        return top_p, errors
+        errors |= self._row_edits.mask(logits, [edited for edited in followed.by_row if edited.place not in errors])
 
     def _draw(
-        self, logits: NDArray[np.float32], step: _Step, top_p: NDArray[np.float64] | None
+        self,
+        logits: NDArray[np.float32],
+        step: _Step,
+        top_p: NDArray[np.float64],
+        known: KnownMaxima | None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A token for each row, and a logit of it: finite, or why the row cannot be drawn from (see `draw`)."""
         if not step.needs & Needs.DRAW:
@@ -187,11 +239,11 @@ class Sampler:
         parameters = DrawParameters(
             temperature=chosen["temperature"],
             top_k=chosen["top_k"],
-            top_p=chosen["top_p"] if top_p is None else top_p[which],
+            top_p=top_p[which],
             min_p=chosen["min_p"],
             uniform=uniforms(chosen["stream"], step.positions[which]),
         )
-        token_ids[which], levels[which] = draw(logits, step.rows[which], parameters, self._passes)
+        token_ids[which], levels[which] = draw(logits, step.rows[which], parameters, self._passes, known)
         return token_ids, levels
 
     def _accepted(
@@ -217,11 +269,16 @@ class Sampler:
             sampled.append(result)
         return sampled
 
-    def _report(self, logits: NDArray[np.float32], step: _Step, sampled: list[SampledSequence]) -> None:
+    def _report(
+        self,
+        logits: NDArray[np.float32],
+        step: _Step,
+        sampled: list[SampledSequence],
+        log_probs: RawLogProbs | None,
+    ) -> None:
         """Add log probabilities and logits of the accepted tokens."""
         rows: list[int] = []
         token_ids: list[int] = []
-        counts: list[int] = []
         reported: list[SampledSequence] = []
         for sequence, slot, result in zip(step.sequences, step.slots, sampled, strict=True):
             spec = self._slots.state(slot).spec
@@ -231,19 +288,28 @@ class Sampler:
             if spec.return_log_probs or spec.num_top_log_probs:
                 rows += range(first, first + count)
                 token_ids += result.token_ids
-                counts += [spec.num_top_log_probs] * count
                 reported.append(result)
-        if not reported:
+        if log_probs is None or not reported:
             return
-        log_probs = RawLogProbs(logits, np.array(rows, np.int64), self._passes)
-        of_tokens = log_probs.of(np.array(token_ids, np.int64))
-        top = log_probs.top(np.array(counts, np.int64))
+        row_numbers = np.array(rows, np.int64)
+        of_tokens = log_probs.of(logits, row_numbers, np.array(token_ids, np.int64))
+        top = log_probs.top(row_numbers)
         begin = 0
         for result in reported:
             end = begin + len(result.token_ids)
             result.log_probs = of_tokens[begin:end]
             result.top_log_probs = top[begin:end]
             begin = end
+
+
+def _known(logits: NDArray[np.float32], step: _Step, edits: LogitsEdits, raw: _Raw) -> KnownMaxima:
+    """Maxima of the edited rows from those of the raw ones, which are used up; rows edited as a whole are unknown."""
+    is_known = np.isfinite(raw.log_probs.normalizers)
+    if step.needs & Needs.ROW_EDITS:
+        changed = step.rows[(step.parameters["needs"] & Needs.ROW_EDITS) != 0] - raw.first
+        is_known[changed[(changed >= 0) & (changed < len(is_known))]] = False
+    edits.refresh(logits, raw.maxima.fine, raw.first)
+    return KnownMaxima(raw.first, Maxima.of(raw.maxima.fine), is_known)
 
 
 def _accept(

@@ -40,6 +40,7 @@ _SLOT = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("stream", np.uint64),
+        ("num_top_log_probs", np.int64),
     ]
 )
 
@@ -73,6 +74,7 @@ class Slots:
             config.top_p or 1.0,
             config.min_p or 0.0,
             stream_start(seed, spec.sequence_index),
+            spec.num_top_log_probs,
         )
 
     def close(self, request_id: int) -> None:
