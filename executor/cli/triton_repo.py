@@ -39,6 +39,13 @@ def triton_repo(
         list[str] | None,
         typer.Option("--parameter", metavar="NAME=VALUE", help="A parameter of tensorrt_llm; may be repeated."),
     ] = None,
+    disaggregated: Annotated[
+        bool,
+        typer.Option(
+            "--disaggregated",
+            help="Compute contexts and generate on an instance each: context, generation, disaggregated_serving_bls.",
+        ),
+    ] = False,
     backend_directory: Annotated[
         Path | None,
         typer.Option(
@@ -68,6 +75,7 @@ def triton_repo(
             instance_count=_first(None, conversion.instance_count, 1),
             parameters=parameters,
             is_custom_backend=backend_directory is not None,
+            is_disaggregated=disaggregated,
         )
         write_repository(output, written)
         if backend_directory is not None:
@@ -77,7 +85,7 @@ def triton_repo(
     for line in conversion.left:
         typer.echo(f"not carried over: {line}")
     if tokenizer_dir is None:
-        typer.echo("the engine directory has no tokenizer: wrote tensorrt_llm only")
+        typer.echo("the engine directory has no tokenizer: wrote no text models")
     typer.echo(f"wrote {output}")
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from executor.api.response import RequestPerfMetrics, Result
 from executor.api.stats import InflightBatchingStats, IterationStats, StaticBatchingStats
+from executor.transfer.stats import TransferStats
 from executor.triton.backend.wire import FrameWriter
+from executor.triton.context_phase import to_tensor
 from executor.triton.requests import RowRequest
 
 
@@ -38,6 +40,8 @@ def _extras(row: RowRequest, result: Result, writer: FrameWriter) -> dict[str, A
         extras["generation_logits"] = {"array": writer.put(by_beam)}
     if result.request_perf_metrics is not None:
         extras.update(_perf_metrics(result.request_perf_metrics))
+    if result.context_phase_params is not None:
+        extras["context_phase_params"] = {"array": writer.put(to_tensor(result.context_phase_params))}
     if row.return_num_input_tokens:
         extras["num_input_tokens"] = [result.usage.prompt_tokens]
     if row.return_num_output_tokens:
@@ -75,6 +79,14 @@ def idle(stats: IterationStats) -> IterationStats:
         inflight_batching_stats=None if stats.inflight_batching_stats is None else InflightBatchingStats(),
         static_batching_stats=None if stats.static_batching_stats is None else StaticBatchingStats(),
     )
+
+
+def transfer_counts(stats: TransferStats) -> dict[str, float]:
+    """Contexts that have gone whole from one instance to another so far, and the time it took the receiving one."""
+    return {
+        "kv_cache_transfer_ms": stats.transfer_seconds * 1000,
+        "request_count": stats.num_sent + stats.num_received,
+    }
 
 
 def metric_values(stats: IterationStats, now: float) -> dict[str, dict[str, float]]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from executor.api.config import BatchingType, CapacitySchedulerPolicy, ExecutorConfig, SchedulerConfig
 from executor.api.decoding import DecodingConfig, DecodingMode, LookaheadDecodingConfig
 from executor.api.guided import GuidedDecodingConfig
-from executor.api.kv_cache_config import KvCacheConfig
+from executor.api.kv_cache_config import CacheTransceiverConfig, KvCacheConfig
+from executor.api.role import InstanceRole
 from executor.triton.backend.settings import ParameterError, parse_flag
 
 _ONE_DEVICE = "one process drives one device"
@@ -125,6 +126,10 @@ PARAMETERS: Mapping[str, Parameter] = {
     "multi_block_mode": Parameter(parse_flag, (True,), _KERNELS),
     "cuda_graph_mode": Parameter(parse_flag, (False,), _KERNELS),
     "cuda_graph_cache_size": Parameter(_count, (0,), _KERNELS),
+    # contexts from and to other instances, not upstream's
+    "instance_role": Parameter(_one_of(*InstanceRole)),
+    "transfer_listen": Parameter(_text),
+    "kv_transfer_timeout_ms": Parameter(_count),
     # adapters
     "lora_cache_optimal_adapter_size": Parameter(_count, (), _LORA),
     "lora_cache_max_adapter_size": Parameter(_count, (), _LORA),
@@ -135,6 +140,14 @@ PARAMETERS: Mapping[str, Parameter] = {
     "num_threads": Parameter(_count),
     "deterministic": Parameter(parse_flag),
 }
+
+
+_TRANSFER_FIELDS = {
+    "role": "instance_role",
+    "listen": "transfer_listen",
+    "kv_transfer_timeout_ms": "kv_transfer_timeout_ms",
+}
+"""Field of `CacheTransceiverConfig` to parameter."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +206,7 @@ def model_settings(texts: Mapping[str, str]) -> ModelSettings:
         decoding_config=_decoding_config(values),
         num_threads=values.get("num_threads"),
         deterministic=values.get("deterministic", False),
+        cache_transceiver_config=_transceiver_config(values),
     )
     guides = "guided_decoding_backend" in values
     if guides:
@@ -204,6 +218,16 @@ def model_settings(texts: Mapping[str, str]) -> ModelSettings:
         max(1, values.get("stats_check_period_ms", 100)) / 1000,
         guides,
     )
+
+
+def _transceiver_config(values: Mapping[str, Any]) -> CacheTransceiverConfig | None:
+    """Contexts are exchanged where the instance has a role."""
+    fields = {name: values[key] for name, key in _TRANSFER_FIELDS.items() if key in values}
+    if not fields:
+        return None
+    if "role" not in fields:
+        raise ParameterError("parameter instance_role is not set; transfers need it: context, generation or both")
+    return CacheTransceiverConfig(**{**fields, "role": InstanceRole(fields["role"])})
 
 
 def _decoding_config(values: Mapping[str, Any]) -> DecodingConfig | None:

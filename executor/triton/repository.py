@@ -7,6 +7,9 @@ REPO/ tensorrt_llm/      config.pbtxt   1/model.py ──► executor/triton/bac
       ensemble/          config.pbtxt   1/            the three above, one after the other
       tensorrt_llm_bls/  config.pbtxt   1/model.py    the same by calls
 ```
+Disaggregated, `context`, `generation` and `disaggregated_serving_bls`, which calls both, take the place of
+`tensorrt_llm`.
+
 The models carry what they run, so that a repository can be copied; Triton's interpreter needs numpy below 2 and
 `tokenizers`. The Executor runs in the environment of the `executor` command that the repository names.
 """
@@ -61,6 +64,13 @@ class RepositoryOptions:
     """Of `tensorrt_llm`, beside those above."""
     is_custom_backend: bool = False
     """Whether `tensorrt_llm` names the backend `inflight`, installed by `install_backend`, instead of `python`."""
+    is_disaggregated: bool = False
+    """Whether context and generation are instances of their own."""
+
+    @property
+    def llm_name(self) -> str:
+        """The model that takes token ids of clients and of the text models."""
+        return "disaggregated_serving_bls" if self.is_disaggregated else "tensorrt_llm"
 
 
 def write_repository(repository: Path, options: RepositoryOptions) -> None:
@@ -69,8 +79,7 @@ def write_repository(repository: Path, options: RepositoryOptions) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    backend = BACKEND_NAME if options.is_custom_backend else "python"
-    _write_model(repository, _llm_config(options, backend), None if options.is_custom_backend else "llm")
+    _write_llm(repository, options)
     if options.tokenizer_dir is None:
         return
     tokenizer = {"tokenizer_dir": str(options.tokenizer_dir)}
@@ -104,7 +113,7 @@ def write_repository(repository: Path, options: RepositoryOptions) -> None:
         options,
         tensors.BLS_INPUTS,
         tensors.TEXT_OUTPUTS,
-        {"accumulate_tokens": "false", "tensorrt_llm_model_name": "tensorrt_llm"},
+        {"accumulate_tokens": "false", "tensorrt_llm_model_name": options.llm_name},
     )
     _write_model(repository, {**bls, "model_transaction_policy": {"decoupled": options.decoupled}}, "bls")
 
@@ -118,20 +127,38 @@ def install_backend(backend_directory: Path) -> None:
     _write_code(backend_directory / BACKEND_NAME, BACKEND_NAME, "llm")
 
 
-def _llm_config(options: RepositoryOptions, backend: str) -> dict[str, Any]:
+def _write_llm(repository: Path, options: RepositoryOptions) -> None:
+    module = None if options.is_custom_backend else "llm"
+    if not options.is_disaggregated:
+        _write_model(repository, _llm_config(options, "tensorrt_llm", {}), module)
+        return
+    for role in ("context", "generation"):
+        _write_model(repository, _llm_config(options, role, {"instance_role": role}), module)
+    bls = _config(
+        options.llm_name,
+        options,
+        tensors.DISAGGREGATED_INPUTS,
+        tensors.DISAGGREGATED_OUTPUTS,
+        {"context_model_name": "context", "generation_model_name": "generation"},
+    )
+    _write_model(repository, {**bls, "model_transaction_policy": {"decoupled": options.decoupled}}, "disaggregated")
+
+
+def _llm_config(options: RepositoryOptions, name: str, more: Mapping[str, str]) -> dict[str, Any]:
     parameters = {
         "gpt_model_type": "inflight_fused_batching",
         "gpt_model_path": str(options.engine_dir),
         "executor_worker_path": str(options.executor_command),
         **options.parameters,
+        **more,
     }
     config = _config(
-        "tensorrt_llm",
+        name,
         options,
         tensors.LLM_INPUTS,
         tensors.LLM_OUTPUTS,
         parameters,
-        backend=backend,
+        backend=BACKEND_NAME if options.is_custom_backend else "python",
         count=options.instance_count,
     )
     return {
@@ -155,7 +182,7 @@ def _ensemble_config(options: RepositoryOptions) -> dict[str, Any]:
             "output_map": inner,
         },
         {
-            "model_name": "tensorrt_llm",
+            "model_name": options.llm_name,
             "model_version": -1,
             "input_map": {
                 **{model: inner[name] for name, model in tensors.PREPROCESSING_TO_LLM.items()},

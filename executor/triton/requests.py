@@ -20,6 +20,7 @@ from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.api.kv_cache_config import KvCacheRetentionConfig
 from executor.api.request import OutputConfig, Request, RequestType
 from executor.api.sampling_config import SamplingConfig
+from executor.triton.context_phase import from_tensor
 from executor.triton.priority import PriorityLevels
 
 _SAMPLING: Mapping[str, str] = {
@@ -62,7 +63,6 @@ _REFUSED: Mapping[str, str] = {
     "lora_config": _LORA,
     "draft_logits": _DRAFT_LOGITS,
     "draft_acceptance_threshold": _DRAFT_LOGITS,
-    "context_phase_params": "transfer between instances is not offered through Triton yet",
 }
 _WITHOUT_EFFECT: Mapping[str, tuple[float, ...]] = {
     "len_penalty": (0.0, 1.0),
@@ -150,6 +150,7 @@ class RowReader:
             kv_cache_retention_config=_retention(tensors),
             guided_decoding_params=_guide(tensors),
             num_return_sequences=self._num_return_sequences(tensors),
+            context_phase_params=from_tensor(tensors.array("context_phase_params")),
         )
         wants_input, wants_output = tensors.flag("return_num_input_tokens"), tensors.flag("return_num_output_tokens")
         tensors.check_empty()

@@ -136,6 +136,12 @@ POSTPROCESSING_INPUTS = [
 ]
 POSTPROCESSING_OUTPUTS = [TensorSpec("OUTPUT", "STRING", (-1,))]
 
+DISAGGREGATED_INPUTS = [
+    tensor._replace(is_scalar=False) for tensor in LLM_INPUTS if tensor.name != "context_phase_params"
+]
+"""Those of a client, to be handed on with the shapes that it sent."""
+DISAGGREGATED_OUTPUTS = [tensor for tensor in LLM_OUTPUTS if tensor.name != "context_phase_params"]
+
 TEXT_INPUTS = [
     TensorSpec("text_input", "STRING"),
     TensorSpec("decoder_text_input", "STRING", optional=True),

@@ -26,9 +26,10 @@ from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.stats import IterationStats
 from executor.engines.interface import EngineSpec
+from executor.transfer.stats import TransferStats
 from executor.triton.backend.runtime import is_running, remove_remains
 from executor.triton.backend.wire import VERSION, FrameWriter, WireError, array, frame, receive
-from executor.triton.outputs import event, idle, metric_values
+from executor.triton.outputs import event, idle, metric_values, transfer_counts
 from executor.triton.requests import RowReader, RowRequest, with_tensor_name
 
 _FAREWELL_SECONDS = 5.0
@@ -46,6 +47,7 @@ class BridgedExecutor(Protocol):
     def enqueue_request(self, request: Request, *, listener: Callable[[list[Response]], None]) -> int: ...
     def cancel_request(self, request_id: int, /) -> None: ...
     def get_latest_iteration_stats(self) -> Sequence[IterationStats]: ...
+    def get_transfer_stats(self) -> TransferStats | None: ...
 
 
 class Worker:
@@ -62,6 +64,8 @@ class Worker:
         self._failure: str | None = None
         self._stats: IterationStats | None = None
         """Of the last iteration, unless it was told that nothing has run since."""
+        self._transfers: dict[str, float] = {}
+        """Counts that were told."""
         self._add(listener.accept()[0])
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
@@ -130,17 +134,25 @@ class Worker:
 
     def _send_stats(self, executor: BridgedExecutor) -> None:
         """To one instance: those of a model share what they show."""
+        news: dict[str, Any] = {}
         latest = executor.get_latest_iteration_stats()
         if latest:
-            stats = self._stats = latest[-1]
+            self._stats = latest[-1]
+            news["stats"] = metric_values(self._stats, time.time())
         elif self._stats is not None and not executor.num_unfinished_requests:
-            stats, self._stats = idle(self._stats), None
-        else:
-            return
+            news["stats"] = metric_values(idle(self._stats), time.time())
+            self._stats = None
+        transfers = executor.get_transfer_stats()
+        if transfers is not None:
+            counts = transfer_counts(transfers)
+            increments = {name: count - self._transfers.get(name, 0) for name, count in counts.items()}
+            if any(increments.values()):
+                news["transfers"] = increments
+            self._transfers = counts
         with self._changed:
             receiver = self._connections[0] if self._connections else None
-        if receiver is not None:
-            receiver.send(frame({"stats": metric_values(stats, time.time())}))
+        if news and receiver is not None:
+            receiver.send(frame(news))
 
 
 class Connection:

@@ -207,6 +207,9 @@ class FakeExecutor:
             taken, self._stats = self._stats, []
         return taken
 
+    def get_transfer_stats(self) -> None:
+        """Nothing is exchanged with other instances."""
+
     def iteration_table(self) -> list[IterationRow]:
         return list(self._rows)
 

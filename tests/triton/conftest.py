@@ -52,7 +52,9 @@ def fake_repository(triton_files: None, tmp_path: Path) -> Path:  # noqa: ARG001
     return write_fake_repository(tmp_path, "--step-seconds", "0.01")
 
 
-def write_fake_repository(directory: Path, *options: str, decoupled: bool = True, instance_count: int = 1) -> Path:
+def write_fake_repository(
+    directory: Path, *options: str, decoupled: bool = True, instance_count: int = 1, disaggregated: bool = False
+) -> Path:
     repository = directory / "repository"
     write_repository(
         repository,
@@ -62,6 +64,7 @@ def write_fake_repository(directory: Path, *options: str, decoupled: bool = True
             executor_command=fake_executor_command(directory, *options),
             decoupled=decoupled,
             instance_count=instance_count,
+            is_disaggregated=disaggregated,
             parameters={"cancellation_check_period_ms": "20", "stats_check_period_ms": "20"},
         ),
     )

@@ -9,11 +9,13 @@ import argparse
 import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from executor.api.request import Request
+from batch_manager.request import FinishReason
+from executor.api.request import ContextPhaseParams, Request, RequestType
 from executor.api.response import Response
 from executor.cli.triton_worker import serve_model
 from executor.serving.garbage import settle_garbage_collector
@@ -24,9 +26,14 @@ from tests.serving.fake_executor import FakeExecutor, Listener
 
 
 class WholeAnswers(FakeExecutor):
-    """Tells a request that does not stream all of its tokens at its end, as the Executor does."""
+    """Tells a request that does not stream all of its tokens at its end, as the Executor does.
+
+    A context-only request is one that ends with its first token, and with parameters for whoever goes on.
+    """
 
     def enqueue_request(self, request: Request, *, listener: Listener) -> int:
+        if request.type is RequestType.REQUEST_TYPE_CONTEXT_ONLY:
+            request, listener = replace(request, max_tokens=1), _with_params(listener)
         tokens: list[int] = []
 
         def gather(responses: list[Response]) -> None:
@@ -37,6 +44,17 @@ class WholeAnswers(FakeExecutor):
                     listener([response])
 
         return super().enqueue_request(request, listener=listener if request.streaming else gather)
+
+
+def _with_params(listener: Listener) -> Listener:
+    def add(responses: list[Response]) -> None:
+        for response in responses:
+            if response.result.finish_reasons == [FinishReason.LENGTH]:
+                tokens = response.result.output_token_ids[0]
+                response.result.context_phase_params = ContextPhaseParams(tokens, response.request_id)
+        listener(responses)
+
+    return add
 
 
 def main() -> int:

@@ -70,9 +70,9 @@ class TritonServer:
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
-    def gauge(self, family: str, label: str, member: str) -> float:
-        """A TensorRT-LLM gauge of the model `tensorrt_llm`."""
-        labels = sorted([f'{label}="{member}"', 'model="tensorrt_llm"', 'version="1"'])
+    def gauge(self, family: str, label: str, member: str, model: str = "tensorrt_llm") -> float:
+        """A TensorRT-LLM metric of a model."""
+        labels = sorted([f'{label}="{member}"', f'model="{model}"', 'version="1"'])
         return self.metrics()[f"{family}{{{','.join(labels)}}}"]
 
     def executor_processes(self) -> list[int]:

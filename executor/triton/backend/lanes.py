@@ -9,13 +9,13 @@ frame ── events by row ──► lane 0 ── thread        a row is always
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 _NUM_LANES = 8
 
-Deliver = Callable[[Iterable[list[Any]], memoryview], None]
+Deliver = Callable[[list[list[Any]], memoryview], None]
 
 
 class Lanes:

@@ -106,8 +106,12 @@ class Link:
                     self._on_frame(header, body)
             except WireError as error:
                 reason = f"the executor process ended: {error}"
+            except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait for ever
+                reason = f"the executor process was left: what it sent raised {error!r}"
             with self._send_lock:
-                self._socket = None
+                connection, self._socket = self._socket, None
+            if connection is not None:
+                connection.close()
             if self._is_closing:
                 return
             self._on_lost(reason)

@@ -95,26 +95,46 @@ class LiveBatches:
         row = self._rows.get(key)
         return None if row is None else row.batch
 
-    def deliver(self, events: Iterable[list[Any]], body: memoryview) -> None:
-        """Send what the Executor tells: `[key, sequence, token ids, finish reason, is final, extras]` each."""
-        for key, sequence, token_ids, finish_reason, is_final, extras in events:
-            row = self._rows.get(key)
+    def deliver(self, events: Iterable[list[Any]], body: memoryview) -> list[int]:
+        """Send what the Executor tells: `[key, sequence, token ids, finish reason, is final, extras]` each.
+
+        A batch whose response cannot be made or sent ends with an error, so that no stream goes on without a token.
+
+        Returns:
+            Rows that the Executor has to be told to cancel.
+        """
+        to_cancel = []
+        for event in events:
+            row = self._rows.get(event[0])
             if row is None:
                 continue  # its client left, or another row of its batch failed
-            batch = row.batch
-            with batch.lock:
-                if batch.has_ended:
-                    continue
-                tail = row.tails[sequence] if row.streams else []
-                arrays = output_arrays(
-                    batch.wanted, token_ids, tail, row.index, sequence, finish_reason, extras or {}, body
-                )
-                if row.streams:
-                    row.tails[sequence] = (tail + token_ids)[-PREFIX_TOKENS:]
-                if is_final:
-                    batch.num_open -= 1
-                    self._forget([key], batch if batch.num_open == 0 else None)
-                self._send(batch, row, arrays)
+            try:
+                self._deliver(row, event, body)
+            except Exception as error:  # noqa: BLE001 - it concerns this batch alone, whatever it is
+                to_cancel += self.fail(row.batch, "INTERNAL", f"a response could not be sent: {error!r}")
+        return to_cancel
+
+    def _deliver(self, row: Row, event: list[Any], body: memoryview) -> None:
+        key, sequence, token_ids, finish_reason, is_final, extras = event
+        batch = row.batch
+        with batch.lock:
+            if batch.has_ended:
+                return
+            tail = row.tails[sequence] if row.streams else []
+            arrays = output_arrays(
+                batch.wanted, token_ids, tail, row.index, sequence, finish_reason, extras or {}, body
+            )
+            if row.streams:
+                row.tails[sequence] = (tail + token_ids)[-PREFIX_TOKENS:]
+            is_last = is_final and batch.num_open == 1
+            message = _message(batch, row, arrays, is_last)
+            if is_final:  # from here on it counts as told
+                batch.num_open -= 1
+                self._forget([key], batch if is_last else None)
+            if is_last:
+                send_final(batch.sender, message)
+            elif message is not None:
+                batch.sender.send(message)
 
     def fail(self, batch: Batch, code: str, message: str) -> list[int]:
         """End a batch with an error; returns the rows that the Executor still has to be told to cancel."""
@@ -125,18 +145,6 @@ class LiveBatches:
             send_final(batch.sender, error_response(code, message))
         return open_keys
 
-    def _send(self, batch: Batch, row: Row, arrays: dict[str, Any]) -> None:
-        if batch.is_decoupled:
-            if batch.has_ended:
-                send_final(batch.sender, response(arrays))
-            else:
-                batch.sender.send(response(arrays))
-            return
-        batch.rows[row.index] = arrays
-        if batch.has_ended:
-            rows = [outputs for outputs in batch.rows if outputs is not None]
-            send_final(batch.sender, response(rows[0] if len(rows) == 1 else joined(rows)))
-
     def _forget(self, keys: Iterable[int], ended: Batch | None) -> list[int]:
         """Drop rows, and the batch that ends with them; returns those that were open."""
         with self._lock:
@@ -145,3 +153,14 @@ class LiveBatches:
                 ended.has_ended = True
                 self._batches.pop(ended.keys.start, None)
         return open_keys
+
+
+def _message(batch: Batch, row: Row, arrays: dict[str, Any], is_last: bool) -> Any:
+    """The response to send now; `None` where the other rows are waited for."""
+    if batch.is_decoupled:
+        return response(arrays)
+    batch.rows[row.index] = arrays
+    if not is_last:
+        return None
+    rows = [outputs for outputs in batch.rows if outputs is not None]
+    return response(rows[0] if len(rows) == 1 else joined(rows))

@@ -43,7 +43,7 @@ class TritonPythonModel:
         self._is_batched = config["max_batch_size"] > 0
         parameters = string_parameters(config)
         self._live = LiveBatches()
-        self._lanes = Lanes(self._live.deliver)
+        self._lanes = Lanes(self._deliver)
         self._stopping = threading.Event()
         self._metrics = Metrics(args["model_name"], args["model_version"])
         settings = {
@@ -125,8 +125,13 @@ class TritonPythonModel:
                 self._cancel([other for other in self._live.fail(batch, code, message) if other != key])
         if "stats" in header:
             self._metrics.update(header["stats"])
+        if "transfers" in header:
+            self._metrics.count_transfers(header["transfers"])
         if "lengths" in header:
             self._metrics.observe_lengths(header["lengths"])
+
+    def _deliver(self, events: list[list[Any]], body: memoryview) -> None:
+        self._cancel(self._live.deliver(events, body))
 
     def _on_lost(self, reason: str) -> None:
         for batch in self._live.snapshot():

@@ -42,9 +42,11 @@ _EXTRA_TYPES: Mapping[str, Any] = {
 _ERROR_CODES: Mapping[str, str] = {
     "INVALID_ARGUMENT": "INVALID_ARG",
     "UNIMPLEMENTED": "UNSUPPORTED",
+    "FAILED_PRECONDITION": "INVALID_ARG",
     "RESOURCE_EXHAUSTED": "UNAVAILABLE",
 }
-"""From the Executor's codes, which are gRPC's, to Triton's where they differ; it has none for a queue that is full."""
+"""From the Executor's codes, which are gRPC's, to Triton's where they differ; it has none for a queue that is full, nor
+for a request that another instance would have taken."""
 
 
 def error_response(code: str, message: str) -> Any:
