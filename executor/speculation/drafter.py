@@ -2,9 +2,10 @@
 
 Whether drafts pay is arithmetic. A step of B sequences with k drafts for one of them gives B + p + p^2 + ... + p^k
 tokens, where p is the probability that a draft which follows accepted ones is accepted, and costs what `StepCost` says
-a step of B + k rows does. The k with the most tokens for the cost is proposed. The drafter measures p as it goes, for
-each match length, and so proposes long drafts where text is copied, short ones where it is not, and none, but for a
-rare probe, where they are never accepted or where the batch is large; and it fills the rows that the engine would pad.
+a step of B + k rows does after the last one. The k with the most tokens for the cost is proposed. The drafter measures p
+as it goes, for each match length, and so proposes long drafts where text is copied, short ones where it is not, and
+none, but for a rare probe, where they are never accepted or where the batch is large; and it fills the rows that the
+engine would pad.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class _Sequence:
     def __init__(self, config: LookaheadDecodingConfig) -> None:
         self.index = NgramIndex(config.max_ngram_size)
         self.max_drafts = max_draft_tokens(config)
-        # A first guess: the longer text has been copied, the likelier it goes on (the rule of succession).
-        self.acceptance = [size / (size + 1) for size in range(1, _MATCH_SIZES + 1)]
+        # A first guess: the longer text has been copied, the likelier it goes on. That of text which copies nothing
+        # is wrong a few times for each size before it is known; a higher guess would cost such text more than 2 %.
+        self.acceptance = [size / (size + 2) for size in range(1, _MATCH_SIZES + 1)]
         self.drafts: list[int] = []
         self.match_size = 0
         self.pause = 1

@@ -7,11 +7,20 @@ from collections.abc import Callable
 _ROWS_OF_FIXED_COST = 16.0
 """First guess: on a CPU, SmolLM2-135M in bfloat16 takes 15 ms for one row and about 0.9 ms for each further one."""
 
+_ROWS_OF_CHANGE = 5.0
+"""First guess of what another number of rows costs: OpenVINO takes about 5 ms to make every layer ready for it."""
+
 _FIXED_ROWS_RANGE = (4.0, 512.0)
 """What noise may not push the estimate beyond: a small model on one core, a large one on a data-centre GPU."""
 
 _MEMORY = 0.995
 """Weight of the past for each step."""
+
+_MEMORY_OF_CHANGES = 0.8
+"""Weight of the past for each step of more rows than the one before."""
+
+_MOST_ROWS_OF_CHANGE = 16.0
+"""What noise may not push that estimate beyond."""
 
 _OUTLIER = 1.5
 """A step that takes so many times what was foreseen was held up by something else, and counts as this many times."""
@@ -22,7 +31,11 @@ _GUESS_SPREAD = 16.0**2
 
 class StepCost:
     """A step of `T` rows takes `(F + padded(T)) * s` seconds, since the weights are read once however many rows there
-    are. F, the rows of fixed cost, is the intercept over the slope of a line through the latest steps."""
+    are. F, the rows of fixed cost, is the intercept over the slope of a line through the latest steps.
+
+    A step of more rows than the one before may take longer, since an engine may have to make itself ready for another
+    number. What such steps take beyond the line is learned too, and counts twice: sooner or later the number falls
+    back, which takes as long."""
 
     def __init__(
         self,
@@ -39,6 +52,9 @@ class StepCost:
         self._padded_rows = padded_rows
         self._guess = rows_of_fixed_cost
         self.rows_of_fixed_cost = rows_of_fixed_cost
+        self.rows_of_change = _ROWS_OF_CHANGE
+        """What more rows than in the step before cost beyond themselves, in rows; below 0 it means nothing."""
+        self._last_rows = 0.0
         self._weight = 0.0
         """Of all steps so far, the latest one counted as 1."""
         self._mean_rows = 0.0
@@ -49,15 +65,24 @@ class StepCost:
         """The same of distances of rows times those of seconds."""
 
     def __call__(self, num_rows: int) -> float:
-        """The cost of a step, in rows."""
-        return self.rows_of_fixed_cost + self._padded_rows(num_rows)
+        """The cost of a step, in rows, if it came next."""
+        rows = self._padded_rows(num_rows)
+        change = 2 * max(0.0, self.rows_of_change) if 0 < self._last_rows < rows else 0.0
+        return self.rows_of_fixed_cost + rows + change
 
     def learn(self, num_rows: int, seconds: float) -> None:
         """A step of so many rows, every sequence sampled, took so long."""
         rows = float(self._padded_rows(num_rows))
+        before, self._last_rows = self._last_rows, rows
         if self._weight:
-            foreseen = self._mean_seconds + self._slope() * (rows - self._mean_rows)
+            slope = self._slope()
+            foreseen = self._mean_seconds + slope * (rows - self._mean_rows)
             seconds = min(seconds, _OUTLIER * foreseen)
+            if rows > before and slope > 0:
+                more = (seconds - foreseen) / slope
+                more = min(_MOST_ROWS_OF_CHANGE, max(-_MOST_ROWS_OF_CHANGE, more))
+                self.rows_of_change += (1 - _MEMORY_OF_CHANGES) * (more - self.rows_of_change)
+                seconds -= max(0.0, self.rows_of_change) * slope
         self._weight = _MEMORY * self._weight + 1
         row_distance = rows - self._mean_rows
         self._mean_rows += row_distance / self._weight

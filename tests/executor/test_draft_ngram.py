@@ -98,6 +98,31 @@ def test_drafting_never_costs_a_twentieth_on_text_that_does_not_repeat(vocab: in
     assert cost(steps, drafts) < 400 / 0.95
 
 
+@pytest.mark.parametrize("rows_of_change", [0, 5, 10])
+@pytest.mark.parametrize("vocab", [12, 60])
+def test_drafting_costs_little_where_another_number_of_rows_does(vocab: int, rows_of_change: int) -> None:
+    """Text of few tokens repeats them by chance; steps are padded to 2, 4, 8, ... rows as the CPU engine's are."""
+    generator = random.Random(vocab)
+    drafter = Drafter(step_cost=StepCost(lambda num_rows: 2 if num_rows < 3 else -(-num_rows // 4) * 4))
+    plain = drafted = 0.0
+    before = 2
+    for request_id in range(6):
+        drafter.open(request_id, LookaheadDecodingConfig())
+        token_ids = [generator.randrange(vocab) for _ in range(40)]
+        for _ in range(64):
+            drafts = drafter.propose(request_id, token_ids)
+            token_id = generator.randrange(vocab)
+            rows = 2 if len(drafts) < 2 else -(-(1 + len(drafts)) // 4) * 4
+            cost = 16 + rows + (rows_of_change if rows != before else 0)
+            drafter.step_cost.learn(1 + len(drafts), cost * 1e-3)
+            # A step whose first drafts are right would have spared as many plain ones; here none is counted.
+            drafted += cost
+            plain += 16 + 2
+            before = rows
+            token_ids.append(token_id)
+    assert plain / drafted > 0.95
+
+
 def test_drafts_fill_the_rows_that_the_engine_pads() -> None:
     generator = random.Random(4)
     quoted = [generator.randrange(1000) for _ in range(100)]

@@ -46,3 +46,25 @@ def test_absurd_times_leave_an_estimate_within_bounds(seconds: float) -> None:
     for num_rows in (1, 5, 1, 16, 2):
         step_cost.learn(num_rows, seconds if num_rows > 1 else 0.01)
         assert 4 <= step_cost.rows_of_fixed_cost <= 512
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_more_rows_than_in_the_step_before_cost_what_such_steps_were_seen_to_cost(noise: float) -> None:
+    generator = random.Random(2)
+    step_cost = StepCost()
+    before = 1
+    for _ in range(400):
+        num_rows = generator.choice((1, 1, 1, 4, 4, 8, before, before, before))
+        rows = 16 + num_rows + (8 if num_rows != before else 0)
+        step_cost.learn(num_rows, rows * 1e-3 * (1 + noise * generator.random()))
+        before = num_rows
+    step_cost.learn(4, 0.02)
+    same, more = step_cost(4), step_cost(8) - 4
+    assert more - same == pytest.approx(2 * 8, rel=0.5)  # there and back
+
+
+def test_where_changing_the_number_of_rows_costs_nothing_the_first_guess_is_forgotten() -> None:
+    step_cost = StepCost()
+    for num_rows in (1, 4, 4, 1) * 40:
+        step_cost.learn(num_rows, (16 + num_rows) * 1e-3)
+    assert step_cost.rows_of_change == pytest.approx(0, abs=0.5)
