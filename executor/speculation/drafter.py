@@ -2,8 +2,8 @@
 
 Whether drafts pay is arithmetic. A step of B sequences with k drafts for one of them gives B + p + p^2 + ... + p^k
 tokens, where p is the probability that a draft which follows accepted ones is accepted, and costs what `StepCost` says
-a step of B + k rows does after the last one. The k with the most tokens for the cost is proposed. The drafter measures p
-as it goes, for each match length, and so proposes long drafts where text is copied, short ones where it is not, and
+a step of B + k rows does after the last one. The k with the most tokens for the cost is proposed. The drafter measures
+p as it goes, for each match length, and so proposes long drafts where text is copied, short ones where it is not, and
 none, but for a rare probe, where they are never accepted or where the batch is large; and it fills the rows that the
 engine would pad.
 """

@@ -55,6 +55,8 @@ class StepCost:
         self.rows_of_change = _ROWS_OF_CHANGE
         """What more rows than in the step before cost beyond themselves, in rows; below 0 it means nothing."""
         self._last_rows = 0.0
+        self._costs: dict[int, float] = {}
+        """By rows; every sequence of a batch asks for the same few."""
         self._weight = 0.0
         """Of all steps so far, the latest one counted as 1."""
         self._mean_rows = 0.0
@@ -66,12 +68,16 @@ class StepCost:
 
     def __call__(self, num_rows: int) -> float:
         """The cost of a step, in rows, if it came next."""
-        rows = self._padded_rows(num_rows)
-        change = 2 * max(0.0, self.rows_of_change) if 0 < self._last_rows < rows else 0.0
-        return self.rows_of_fixed_cost + rows + change
+        cost = self._costs.get(num_rows)
+        if cost is None:
+            rows = self._padded_rows(num_rows)
+            change = 2 * max(0.0, self.rows_of_change) if 0 < self._last_rows < rows else 0.0
+            cost = self._costs[num_rows] = self.rows_of_fixed_cost + rows + change
+        return cost
 
     def learn(self, num_rows: int, seconds: float) -> None:
         """A step of so many rows, every sequence sampled, took so long."""
+        self._costs.clear()
         rows = float(self._padded_rows(num_rows))
         before, self._last_rows = self._last_rows, rows
         if self._weight:
