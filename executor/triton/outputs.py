@@ -32,8 +32,10 @@ def _extras(row: RowRequest, result: Result, writer: FrameWriter) -> dict[str, A
     if result.cum_log_probs is not None and result.log_probs is not None:
         extras["cum_log_probs"] = result.cum_log_probs
         extras["output_log_probs"] = result.log_probs
-    if result.context_logits is not None and (result.is_sequence_final or not row.request.streaming):
-        extras["context_logits"] = {"array": writer.put(result.context_logits)}
+    if result.context_logits is not None:
+        # [tokens, vocab] once, and [0, vocab] before: clients look for it in each response of a stream
+        is_whole = result.is_sequence_final or not row.request.streaming
+        extras["context_logits"] = {"array": writer.put(result.context_logits[: None if is_whole else 0])}
     if result.generation_logits is not None:
         logits = result.generation_logits  # [1, tokens, vocab], or [tokens, 1, vocab] when streaming
         by_beam = logits.swapaxes(0, 1) if row.request.streaming else logits

@@ -140,7 +140,7 @@ class RowReader:
             streaming=streaming,
             sampling_config=_sampling_config(tensors),
             output_config=self._output_config(tensors),
-            end_id=tensors.number("end_id"),
+            end_id=self._end_id(tensors),
             pad_id=tensors.number("pad_id"),
             stop_words=word_list("stop_words_list", tensors.array("stop_words_list")),
             bad_words=word_list("bad_words_list", tensors.array("bad_words_list")),
@@ -167,6 +167,11 @@ class RowReader:
             exclude_input_from_output=excludes,
             return_perf_metrics=wants_metrics,
         )
+
+    def _end_id(self, tensors: _Tensors) -> int | None:
+        """A token that the vocabulary lacks ends nothing: clients without a tokenizer send GPT-2's."""
+        end_id: int | None = tensors.number("end_id")
+        return None if end_id is None or end_id >= self._vocab_size else end_id
 
     def _embedding_bias(self, tensors: _Tensors) -> Any:
         """Padded to the model's vocabulary, which may be larger than the tokenizer's."""

@@ -53,8 +53,14 @@ def fake_repository(triton_files: None, tmp_path: Path) -> Path:  # noqa: ARG001
 
 
 def write_fake_repository(
-    directory: Path, *options: str, decoupled: bool = True, instance_count: int = 1, disaggregated: bool = False
+    directory: Path,
+    *options: str,
+    decoupled: bool = True,
+    instance_count: int = 1,
+    disaggregated: bool = False,
+    cancellation_check_period_ms: int = 20,
 ) -> Path:
+    periods = {"cancellation_check_period_ms": cancellation_check_period_ms, "stats_check_period_ms": 20}
     repository = directory / "repository"
     write_repository(
         repository,
@@ -65,7 +71,7 @@ def write_fake_repository(
             decoupled=decoupled,
             instance_count=instance_count,
             is_disaggregated=disaggregated,
-            parameters={"cancellation_check_period_ms": "20", "stats_check_period_ms": "20"},
+            parameters={name: str(milliseconds) for name, milliseconds in periods.items()},
         ),
     )
     return repository

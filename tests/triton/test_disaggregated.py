@@ -62,7 +62,7 @@ def transfers(server: TritonServer, model: str, member: str) -> float:
 
 def test_a_stream_gives_the_tokens_of_one_instance_each_once(server: TritonServer, expected: Any) -> None:
     asked = {"streaming": rows_of(True, bool), "return_log_probs": rows_of(True, bool)}
-    streamed = generate(server, [PROMPT], 12, **asked)
+    streamed = generate(server, [PROMPT], 12, return_context_logits=rows_of(True, bool), **asked)
     assert streamed.errors == []
     assert streamed.tokens() == expected(PROMPT, 12)
     assert streamed.num_final == 1
@@ -71,6 +71,8 @@ def test_a_stream_gives_the_tokens_of_one_instance_each_once(server: TritonServe
     assert first.outputs["finish_reason"] == [[FinishReason.NOT_FINISHED]]
     assert last.outputs["finish_reason"] == [[FinishReason.LENGTH]]
     assert sum(piece.outputs["output_log_probs"].size for piece in streamed.pieces) == 12
+    lengths = [piece.outputs["context_logits"].shape[1] for piece in streamed.pieces]
+    assert lengths == [*[0] * (len(lengths) - 1), len(PROMPT)]
     seen: list[int] = []
     for piece in streamed.pieces:
         prefix = piece.outputs["prefix_ids"].ravel().tolist()

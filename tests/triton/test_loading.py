@@ -87,20 +87,15 @@ def post_config(server: TritonServer) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.usefixtures("triton_files")
-def test_priority_levels_of_the_model_are_understood(tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    write_repository(
-        repository,
-        RepositoryOptions(
-            engine_dir=tmp_path,
-            tokenizer_dir=None,
-            executor_command=fake_executor_command(tmp_path),
-            dynamic_batching={"priority_levels": 3, "default_priority_level": 2},
-        ),
-    )
-    with running(repository, tmp_path / "log") as server:
+def test_priority_levels_of_the_model_are_understood(server: TritonServer) -> None:
+    from tritonclient.grpc import InferenceServerClient
+
+    config = read_config((server.repository / "tensorrt_llm" / "config.pbtxt").read_text())
+    config["dynamic_batching"] = {"priority_levels": 3, "default_priority_level": 2}
+    with InferenceServerClient(server.target) as client:
+        client.load_model("tensorrt_llm", config=json.dumps(config))
         body = {"input_ids": [72], "input_lengths": 1, "request_output_len": 2}
         url = f"{server.url}/v2/models/tensorrt_llm/generate"
         assert post(url, {**body, "priority_level": 3}).status == 200
         assert "0 to 3" in post(url, {**body, "priority_level": 4}).body["error"]
+        client.unload_model("tensorrt_llm")

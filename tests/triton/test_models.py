@@ -109,6 +109,14 @@ def test_outputs_come_when_a_request_asks_for_them_with_upstreams_shapes(server:
     assert not {"cum_log_probs", "context_logits", "arrival_time_ns"} & plain.keys()
 
 
+def test_a_stream_has_context_logits_once_and_none_of_them_before(server: TritonServer) -> None:
+    """`end_to_end_grpc_client.py -S --return-context-logits` reads their shape in every response."""
+    asked = {"streaming": rows_of(True, bool), "return_context_logits": rows_of(True, bool)}
+    shapes = [piece.outputs["context_logits"].shape for piece in generate(server, [PROMPT], 3, **asked).pieces]
+    assert shapes[-1] == (1, len(PROMPT), 258)
+    assert set(shapes[:-1]) == {(1, 0, 258)}
+
+
 def test_only_outputs_that_are_requested_are_sent(server: TritonServer) -> None:
     streamed = generate(server, [PROMPT], 3, outputs=["output_ids", "sequence_length"])
     assert streamed.pieces[0].outputs.keys() == {"output_ids", "sequence_length"}
@@ -313,7 +321,6 @@ def test_what_upstreams_clients_send_is_answered(server: TritonServer, expected:
         "runtime_top_k": rows_of(1, np.int32),
         "runtime_top_p": rows_of(0.0, np.float32),
     }
-    always["end_id"] = rows_of(END_ID, np.int32)
     assert generate(server, [PROMPT], 16, **always).tokens() == expected(PROMPT, 16)
 
 

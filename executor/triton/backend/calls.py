@@ -29,6 +29,8 @@ class JoinedCall:
         self.is_stopped = False
         """Whether it is to end with what it has."""
         self.has_ended = False
+        self.num_running = num_rows
+        """Rows whose threads have not ended; its owner counts."""
         self._sender = request.get_response_sender()
         self._is_decoupled = is_decoupled
         self._timeout_us: int = request.timeout()
@@ -49,13 +51,11 @@ class JoinedCall:
         with self._lock:
             return not self.has_ended and bool(self._sender.is_cancelled())
 
-    def send(self, row: int, outputs: Mapping[str, Any]) -> bool:
-        """Send what a row has so far; False: nobody wants it any more."""
+    def send(self, row: int, outputs: Mapping[str, Any]) -> None:
+        """Send what a row has so far, unless the request has ended with an error meanwhile."""
         with self._lock:
-            if self.has_ended or self._sender.is_cancelled():
-                return False
-            self._sender.send(response(self._arrays(row, outputs)))
-        return True
+            if not self.has_ended:
+                self._sender.send(response(self._arrays(row, outputs)))
 
     def end_row(self, row: int, outputs: Mapping[str, Any]) -> None:
         """Send the last of a row, or keep it until all rows have ended."""

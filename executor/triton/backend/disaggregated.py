@@ -29,7 +29,8 @@ from executor.triton.backend.settings import ParameterError, Settings
 _PARAMETERS = frozenset({"context_model_name", "generation_model_name"})
 _NEEDED = ("output_ids", "sequence_length", "finish_reason", "prefix_ids", "batch_index")
 """Outputs that are asked for, whether or not the client wants them."""
-_OF_THE_CONTEXT = "return_context_logits"
+_OF_THE_CONTEXT = {"return_context_logits": "context_logits"}
+"""What only the context model can tell: its answer is kept for the last response."""
 _CANCELLED = 5
 _MAX_IN_PROGRESS = 256
 _WATCH_SECONDS = 0.1
@@ -86,9 +87,10 @@ class TritonPythonModel:
             call.fail(error.args[0])
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must end
             call.fail(pb_utils.TritonError(f"{self._context}, {self._generation}: {error}"))
-        if call.has_ended:
-            with self._calls_lock:
-                self._calls.discard(call)
+        with self._calls_lock:
+            call.num_running -= 1
+            if not call.num_running:
+                self._calls.remove(call)
 
     def _run(self, call: JoinedCall, row: int, tensors: dict[str, Any], parameters: dict[str, Any]) -> None:
         [context] = self._call(self._context, "context_only", call, tensors, parameters)
@@ -100,22 +102,23 @@ class TritonPythonModel:
             call.end_row(row, _with_reason(context, _CANCELLED))
             return
         streams = "streaming" in tensors and bool(tensors["streaming"].any())
-        if streams and not call.send(row, _with_reason(context, 0)):
-            return
-        inputs = {name: values for name, values in tensors.items() if name != _OF_THE_CONTEXT}
+        kept = {name: context[name] for name in _OF_THE_CONTEXT.values() if name in context}
+        none_yet = {name: values[:, :0] for name, values in kept.items()}
+        if streams:
+            call.send(row, _with_reason({**context, **none_yet}, 0))
+        inputs = {name: values for name, values in tensors.items() if name not in _OF_THE_CONTEXT}
         inputs["context_phase_params"] = params
-        of_the_context = {} if streams else {name: context[name] for name in ("context_logits",) if name in context}
-        is_first = streams
+        is_first, is_last = streams, False
         for outputs in self._call(self._generation, "generation_only", call, inputs, parameters):
             is_last = bool(outputs["finish_reason"].any())
             rest = _without_first_token(outputs) if is_first else outputs
             is_first = False
             if is_last:
-                call.end_row(row, {**of_the_context, **rest})
-                return
-            if rest["sequence_length"].any() and not call.send(row, rest):
-                return  # leaving cancels what is left of it
-        raise RuntimeError("the generation ended without a finish reason")
+                call.end_row(row, {**rest, **kept})
+            elif rest["sequence_length"].any():
+                call.send(row, {**rest, **none_yet})
+        if not is_last:
+            raise RuntimeError("the generation ended without a finish reason")
 
     def _call(
         self, model: str, request_type: str, call: JoinedCall, tensors: Mapping[str, Any], parameters: Mapping[str, Any]
@@ -168,9 +171,9 @@ class TritonPythonModel:
         Not a loop in the thread's function, which would keep a call while it waits.
         """
         for call in self._open_calls():
-            if call.is_abandoned():
-                call.is_stopped = True
-            if call.is_stopped and not call.has_ended:
+            if call.has_ended or call.is_abandoned():
+                call.is_stopped = True  # its rows that still run have nobody to tell
+            if call.is_stopped:
                 for model in (self._context, self._generation):
                     answer = _stop_request(model, call.inner_id).exec(decoupled=self._is_decoupled)
                     if self._is_decoupled:
