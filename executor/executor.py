@@ -300,6 +300,12 @@ class Executor:
         return self._stats.table()
 
     @property
+    def longest_sequence(self) -> int:
+        """Tokens, prompt and output, that one request may have: the engine's, or fewer if the KV pool is smaller."""
+        # The last token's keys and values are never computed.
+        return min(self.spec.max_seq_len, self.pool_size.num_blocks * self.spec.tokens_per_block + 1)
+
+    @property
     def last_progress(self) -> float:
         """`time.monotonic()` when the last iteration finished."""
         return self._loop.last_progress

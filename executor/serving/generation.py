@@ -244,7 +244,7 @@ class GenerationService:
         if request.max_tokens is not None:
             return request.max_tokens
         # At least 1: a prompt that leaves no room is then refused by the executor, with the numbers.
-        return max(1, self.executor.spec.max_seq_len - prompt_tokens)
+        return max(1, self.executor.longest_sequence - prompt_tokens)
 
     def _output_state(self, request: GenerationRequest, index: int, prompt_tokens: int) -> OutputState:
         decoder = stops = None

@@ -27,6 +27,11 @@ class ServedExecutor(Protocol):
     @property
     def engine_dir(self) -> Path: ...
     @property
+    def longest_sequence(self) -> int:
+        """Tokens, prompt and output, that one request may have."""
+        ...
+
+    @property
     def last_progress(self) -> float:
         """`time.monotonic()` when the last iteration finished."""
         ...

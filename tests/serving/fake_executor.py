@@ -67,6 +67,7 @@ class FakeExecutor:
         max_seq_len=8192,
         kv_bytes_per_block=4096,
     )
+    longest_sequence = spec.max_seq_len
     engine_dir = Path("/nowhere/fake-engine")
 
     def __init__(
