@@ -17,6 +17,8 @@ from executor.serving.events import Delta, Event
 from executor.serving.generation import GenerationService
 from executor.serving.generation_request import ChatMessage, ChatPrompt, GenerationRequest
 
+_CONNECTING_SECONDS = 10.0
+
 Answerer = Callable[[GenerationRequest], AsyncIterator[Event]]
 """Starts a request and yields its events."""
 
@@ -120,6 +122,8 @@ def _chat_with_directory(engine_dir: Path, config: ExecutorConfig, conversation:
 
 async def _chat_with_server(target: str, connection: ConnectionOptions, conversation: Conversation) -> None:
     async with AsyncInferenceClient(target, connection) as client:
+        # A server that is not there, or not for us, is told before anything is typed.
+        await client.server_info(timeout=_CONNECTING_SECONDS)
 
         async def answerer(request: GenerationRequest) -> AsyncIterator[Event]:
             with client.start(request) as generation:

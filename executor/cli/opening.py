@@ -30,8 +30,10 @@ def one_line_errors() -> Iterator[None]:
         yield
     except RequestError as error:
         _fail(error.message)
-    except (EngineDirectoryError, CredentialsError, BindError, CallError, TokenizerError, OSError) as error:
+    except (EngineDirectoryError, CredentialsError, BindError, CallError, TokenizerError) as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
 
 
 @contextmanager

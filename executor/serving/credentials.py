@@ -81,14 +81,14 @@ class Credentials:
             context.load_cert_chain(self.certificate, self.private_key)
         except ssl.SSLError as error:
             raise CredentialsError(
-                f"{self.certificate} and {self.private_key} are not a PEM certificate and its key: {error.reason}"
+                f"{self.certificate} and {self.private_key} are not a PEM certificate and its key{_reason(error)}"
             ) from error
         if self.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             try:
                 context.load_verify_locations(self.client_ca)
             except ssl.SSLError as error:
-                raise CredentialsError(f"{self.client_ca} holds no PEM certificates: {error.reason}") from error
+                raise CredentialsError(f"{self.client_ca} holds no PEM certificates{_reason(error)}") from error
         return context
 
     def warning(self, host: str) -> str | None:
@@ -149,6 +149,11 @@ class BearerTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "send the metadata 'authorization: Bearer <token>'")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """What OpenSSL says, where it says something: not of a file without PEM in it."""
+    return "" if error.reason is None else f": {error.reason}"
 
 
 def _read(path: Path) -> bytes:

@@ -270,11 +270,23 @@ def test_chat_answers_each_line_and_remembers_the_conversation(engine_dir: Path,
         assert done.stdout.count("> ") == 3
 
 
-def test_chat_with_nobody_is_one_line_and_exit_code_2() -> None:
+def test_chat_with_nobody_is_one_line_and_exit_code_2_before_anything_is_asked() -> None:
     done = run_executor("chat", "127.0.0.1:1", said="hello\n")
     assert done.exit_code == 2
+    assert done.stdout == ""
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_is_missing_is_named_without_the_number_of_its_error(tmp_path: Path) -> None:
+    done = run_executor("chat", "127.0.0.1:1", "--bearer_token_file", tmp_path / "token")
+    assert done.exit_code == 2
+    assert done.stderr.strip() == f"error: {tmp_path / 'token'}: No such file or directory"
+
+
+def test_an_answer_without_max_tokens_is_bounded_by_a_pool_smaller_than_the_longest_sequence(engine_dir: Path) -> None:
+    done = run_executor("generate", engine_dir, "--prompt", "hello", "--kv_cache_max_tokens", "64")
+    assert done.exit_code == 0, done.stderr
 
 
 def test_the_demo_client_fails_without_a_server_and_succeeds_with_one(server: str) -> None:

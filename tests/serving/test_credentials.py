@@ -108,7 +108,7 @@ async def test_health_needs_no_token(tmp_path: Path) -> None:
         ({"certificate": "missing.pem", "private_key": "missing.key"}, "cannot read .*missing.pem"),
         ({"certificate": "empty"}, "go together"),
         ({"client_ca": "empty"}, "only asked for over TLS"),
-        ({"certificate": "empty", "private_key": "empty"}, "are not a PEM certificate and its key"),
+        ({"certificate": "empty", "private_key": "empty"}, "are not a PEM certificate and its key$"),
         ({"bearer_token_file": "empty"}, "does not hold a bearer token"),
     ],
 )
