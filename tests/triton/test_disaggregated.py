@@ -195,3 +195,17 @@ def test_the_pieces_of_a_text_joined_are_the_whole_text(server: TritonServer, mo
     events = post_stream(f"{server.url}/v2/models/{model}/generate_stream", {**body, "stream": True})
     assert len(events) >= 2
     assert "".join(event["text_output"] for event in events) == whole.body["text_output"]
+
+
+@pytest.mark.usefixtures("triton_files")
+def test_a_model_that_is_not_decoupled_answers_rows_in_one_response(tmp_path: Path) -> None:
+    from tritonclient.grpc import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
+    repository = write_fake_repository(tmp_path, disaggregated=True, decoupled=False)
+    with running(repository, tmp_path / "log") as server, InferenceServerClient(server.target) as client:
+        answer = client.infer(MODEL, llm_inputs([[1, 2], [9]], 4))
+        assert answer.as_numpy("output_ids").tolist() == [[[1, 2, 1, 2]], [[9, 9, 9, 9]]]
+        assert answer.as_numpy("batch_index").tolist() == [[0], [1]]
+        with pytest.raises(InferenceServerException, match="lora_task_id"):
+            client.infer(MODEL, llm_inputs([[1, 2], [9]], 4, lora_task_id=rows_of(1, np.uint64, 2)))
