@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ def triton_files() -> None:
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1:] or ["no output"]
         pytest.skip(f"scripts/setup_triton failed with status {done.returncode}: {reason[0]}")
+    importlib.invalidate_caches()  # the client's folder may be new, and was missing when it was put on the path
 
 
 @pytest.fixture(scope="session")
