@@ -122,6 +122,9 @@ def main() -> int:
     except (CallError, RequestError) as error:
         print(f"error: {arguments.target}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":
