@@ -87,6 +87,16 @@ class KvCacheManager(BlockTables):
 
     # Other instances
 
+    def expect_remote_load(self, request: Request, num_tokens: int) -> None:
+        """When the request is admitted, another instance sends the blocks of its first `num_tokens` tokens; 0: no more.
+
+        Raises:
+            BlockOwnershipError: the request waits for such blocks now.
+        """
+        if self.remote.is_waiting(request):
+            raise BlockOwnershipError(f"request {request.request_id} waits for blocks of another instance already")
+        request.num_remote_tokens = num_tokens
+
     def take_remote_loads(self) -> list[Request]:
         """Requests with `num_remote_tokens` that have been admitted since the last call.
 

@@ -61,6 +61,7 @@ _PLAIN_FIELDS: dict[str, object] = {
     "tenant": "",
     "allotted_time": None,
     "cache_salt": None,
+    "num_remote_tokens": 0,
     "adapter_id": None,
     "adapter_pages": 0,
     "beam_width": 1,
@@ -72,7 +73,7 @@ def request_to_json(request: Request) -> Json:
     """A request as it arrives: what is at its default is left out."""
     data: Json = {
         "id": request.request_id,
-        "prompt": request.token_ids,
+        "prompt": request.token_ids[: request.num_prompt_tokens],
         "max_new_tokens": request.max_new_tokens,
         "arrival_time": request.arrival_time,
     }
@@ -80,6 +81,8 @@ def request_to_json(request: Request) -> Json:
         value = getattr(request, name)
         if value != default:
             data[name] = value
+    if len(request.token_ids) > request.num_prompt_tokens:
+        data["generated_token_ids"] = request.token_ids[request.num_prompt_tokens :]
     if request.stop_token_ids:
         data["stop_token_ids"] = sorted(request.stop_token_ids)
     if request.stop_words:

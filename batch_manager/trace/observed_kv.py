@@ -1,4 +1,4 @@
-"""A KvCacheManager whose callers beside the BatchManager can be watched: transfers, leases, pins.
+"""A KvCacheManager whose callers beside the BatchManager can be watched: transfers, remote loads, leases, pins.
 
 The BatchManager's own calls follow from its decisions and are not told; what the executor asks of the cache does not.
 """
@@ -25,7 +25,7 @@ class KvCall(NamedTuple):
     arguments: list[int | float | bool | str | None]
     """A live request by its id."""
     request: Request | None
-    """Of `pin`: it need not be live."""
+    """Of `pin` and `lease_prefix`: it need not be live."""
     result: KvResult
 
 
@@ -74,11 +74,34 @@ class ObservedKvCacheManager(KvCacheManager):
         self._tell(now, "acknowledge_transfer", ids_of(disappointed), transfer_id, succeeded)
         return disappointed
 
+    def expect_remote_load(self, request: Request, num_tokens: int) -> None:
+        with self._instant.instant() as now:
+            super().expect_remote_load(request, num_tokens)
+        self._tell(now, "expect_remote_load", None, request.request_id, num_tokens)
+
+    def take_remote_loads(self) -> list[Request]:
+        with self._instant.instant() as now:
+            admitted = super().take_remote_loads()
+        if admitted:
+            self._tell(now, "take_remote_loads", ids_of(admitted))
+        return admitted
+
+    def acknowledge_remote_load(self, request: Request) -> None:
+        with self._instant.instant() as now:
+            super().acknowledge_remote_load(request)
+        self._tell(now, "acknowledge_remote_load", None, request.request_id)
+
     def lease(self, request: Request, owner: str) -> int:
         with self._instant.instant() as now:
             lease_id = super().lease(request, owner)
         self._tell(now, "lease", lease_id, request.request_id, owner)
         return lease_id
+
+    def lease_prefix(self, request: Request, owner: str) -> tuple[int, list[int]] | None:
+        with self._instant.instant() as now:
+            leased = super().lease_prefix(request, owner)
+        self._tell(now, "lease_prefix", prefix_of(leased), owner, request=request)
+        return leased
 
     def end_lease(self, lease_id: int) -> None:
         with self._instant.instant() as now:
@@ -128,6 +151,11 @@ def slots_of(orders: Iterable[BlockTransfer]) -> list[list[int]]:
     return [[int(number) for number in order[:5]] for order in orders]
 
 
+def prefix_of(leased: tuple[int, list[int]] | None) -> list[list[int]] | None:
+    """The lease and its blocks."""
+    return None if leased is None else [[leased[0]], leased[1]]
+
+
 def ids_of(requests: Iterable[Request]) -> list[int]:
     return [request.request_id for request in requests]
 
@@ -136,7 +164,7 @@ def repeat(call: KvCall, kv: KvCacheManager, live: Mapping[int, Request]) -> KvR
     """Make a recorded call again, and return its result.
 
     Raises:
-        KeyError: the request of a lease is not in `live`.
+        KeyError: the request of a lease, or of a load, is not in `live`.
         ValueError: there is no such call.
     """
     match call.name, call.arguments:
@@ -144,8 +172,16 @@ def repeat(call: KvCall, kv: KvCacheManager, live: Mapping[int, Request]) -> KvR
             return slots_of(kv.take_transfers())
         case "acknowledge_transfer", [int(transfer_id), bool(succeeded)]:
             return ids_of(kv.acknowledge_transfer(transfer_id, succeeded))
+        case "expect_remote_load", [int(request_id), int(num_tokens)]:
+            kv.expect_remote_load(live[request_id], num_tokens)
+        case "take_remote_loads", []:
+            return ids_of(kv.take_remote_loads())
+        case "acknowledge_remote_load", [int(request_id)]:
+            kv.acknowledge_remote_load(live[request_id])
         case "lease", [int(request_id), str(owner)]:
             return kv.lease(live[request_id], owner)
+        case "lease_prefix", [str(owner)] if call.request is not None:
+            return prefix_of(kv.lease_prefix(call.request, owner))
         case "end_lease", [int(lease_id)]:
             kv.end_lease(lease_id)
         case "pin", [(int() | float() | None) as seconds] if call.request is not None:

@@ -59,7 +59,7 @@ class Redactor:
     def _with_codes(self, request: Request, codes: list[int]) -> Request:
         return Request(
             request.request_id,
-            codes,
+            codes[: request.num_prompt_tokens],
             request.max_new_tokens,
             priority=request.priority,
             tenant=request.tenant,
@@ -70,6 +70,8 @@ class Redactor:
             adapter_pages=request.adapter_pages,
             beam_width=request.beam_width,
             retention=request.retention,
+            generated_token_ids=codes[request.num_prompt_tokens :],
+            num_remote_tokens=request.num_remote_tokens,
             multimodal_spans=[
                 MultimodalSpan(span.start, span.length, self._new_digest(b"item" + span.content_hash).digest()[:32])
                 for span in request.multimodal_spans

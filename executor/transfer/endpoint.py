@@ -208,7 +208,7 @@ class TransferEndpoint:
                     self._news.set()
                 continue
             if lookup.found is not None:
-                request.num_remote_tokens = lookup.found.num_tokens
+                self._kv.expect_remote_load(request, lookup.found.num_tokens)
                 self._receiver.expect(request, lookup.found)
                 self.stats.num_found += 1
             self._batch_manager.release_hold(request.request_id)

@@ -180,8 +180,8 @@ class ContextReceiver:
                 self._end_lease(reception)
             elif self._kv.is_loading(request):
                 self._batch_manager.restart([request])
-            else:
-                request.num_remote_tokens = 0  # not admitted yet: it will compute its context
+            elif not request.is_finished:
+                self._kv.expect_remote_load(request, 0)  # not admitted yet: it will compute its context
         return ended
 
     # -- the transfer thread ------------------------------------------------------------------------------------------

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batch_manager import BatchManager, BatchManagerConfig, FinishReason, KvCacheConfig, KvCacheManager, Request
-from batch_manager.kv import CacheTier
+from batch_manager import (
+    BatchManager,
+    BatchManagerConfig,
+    FinishReason,
+    KvCacheConfig,
+    KvCacheManager,
+    Request,
+    WaitCode,
+)
+from batch_manager.kv import BlockOwnershipError, CacheTier
 from batch_manager.trace import (
     InstantClock,
     ManualClock,
@@ -246,6 +254,41 @@ def test_a_cache_with_lower_tiers_is_recorded_only_when_it_is_observed(tmp_path:
     kv = KvCacheManager(KvCacheConfig(num_blocks=16, tokens_per_block=4, host_blocks=4), clock)
     with pytest.raises(TraceError, match="has to be an ObservedKvCacheManager"):
         TraceRecorder(BatchManagerConfig(), kv, clock, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_what_passes_between_instances_is_recorded_and_replayed(tmp_path: Path, redact: bool) -> None:
+    """One context comes with the request, one is found at a peer while the request is held, one is given up."""
+    path = tmp_path / "run.jsonl"
+    clock = InstantClock(ManualClock())
+    kv = ObservedKvCacheManager(KvCacheConfig(num_blocks=32, tokens_per_block=4), clock)
+    with TraceRecorder(BatchManagerConfig(), kv, clock, path, redact=redact) as manager:
+        handed_over = Request(1, list(range(10)), 4, generated_token_ids=[77], num_remote_tokens=10)
+        found, given_up = Request(2, [2] * 9, 3), Request(3, [3] * 9, 3, num_remote_tokens=9)
+        manager.add_request(handed_over)
+        manager.add_request(found, WaitCode.REMOTE_KV)
+        manager.add_request(given_up)
+        kv.expect_remote_load(found, 8)
+        kv.expect_remote_load(given_up, 0)
+        manager.release_hold(2)
+        plan = manager.schedule()
+        assert kv.take_remote_loads() == [handed_over, found]
+        with pytest.raises(BlockOwnershipError, match="waits for blocks of another instance already"):
+            kv.expect_remote_load(found, 0)
+        leases = [kv.lease(request, "context") for request in (handed_over, found)]
+        manager.update(plan, [[5]])
+        for request, lease_id in zip((handed_over, found), leases, strict=True):
+            kv.acknowledge_remote_load(request)
+            kv.end_lease(lease_id)
+        while manager.has_work:
+            plan = manager.schedule()
+            manager.update(plan, [[5]] * len(plan.scheduled))
+        leased = kv.lease_prefix(Request(0, [2] * 9, 1), "prefix for another instance")
+        assert leased is not None
+        kv.end_lease(leased[0])
+    replayed = replay(path)
+    assert replayed.difference is None
+    assert replayed.num_requests == 3
 
 
 def test_a_call_of_the_cache_that_answers_otherwise_is_named(tmp_path: Path) -> None:
