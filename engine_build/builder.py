@@ -14,7 +14,7 @@ from engine_build.manifest import FORMAT_VERSION, BuildConfig, Manifest
 from engine_build.network.options import WEIGHT_DTYPES
 from engine_build.parallel import check_parallel
 from engine_build.rank_build import RankBuild, build_ranks, network_options
-from engine_build.targets.interface import CompileOptions, ProgressCallback, Target, TensorRtOptions
+from engine_build.targets.interface import CompileOptions, ProgressCallback, Target, TargetError, TensorRtOptions
 
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_NUM_TOKENS = 256
@@ -98,17 +98,18 @@ def build_engine(
 
     Raises:
         CheckpointError, NetworkError: the checkpoint cannot be read or is not what its configuration says.
-        TargetError: the network does not compile.
+        TargetError: the network does not compile, or the target has no use for `options`.
         EngineDirectoryError: `output_dir` holds something else or cannot be written.
     """
     report = progress or _ignore_progress
+    options = options or CompileOptions()
+    if (options.input_timing_cache or options.output_timing_cache) and not target.times_kernels:
+        raise TargetError(f"target {target.name} times no kernels at build: leave out the timing caches")
     versions = target.versions()
     with engine_writer(output_dir) as writer:
         directory = writer.directory
         _write_tokenizer(checkpoint, directory)
-        inputs, outputs = build_ranks(
-            RankBuild(checkpoint, build_config, target, directory, options or CompileOptions()), workers, report
-        )
+        inputs, outputs = build_ranks(RankBuild(checkpoint, build_config, target, directory, options), workers, report)
         report("writing checksums", 0, 1)
         libraries = {name: metadata.version(name) for name in ("onnx", "numpy")}
         manifest = Manifest(

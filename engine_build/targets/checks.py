@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_build.manifest import BuildConfig
 from engine_build.network.graph import DATA_FILE, MODEL_FILE
-from engine_build.targets.interface import CompileOptions, TargetError, TensorRtOptions
+from engine_build.targets.interface import TargetError, TensorRtOptions
 
 NETWORK_FILES = (MODEL_FILE, DATA_FILE)
 """What targets need that read the ONNX network when they start."""
@@ -26,9 +26,3 @@ def refuse_tensorrt_options(target: str, options: TensorRtOptions | None) -> Non
             "compute_capability, kv_cache_dtype, strip_plan, weight_streaming and profiling_verbosity are for the "
             f"targets tensorrt and tensorrt-rtx, not for {target}"
         )
-
-
-def refuse_timing_caches(target: str, options: CompileOptions) -> None:
-    """Raises `TargetError` when a timing cache is given to a target that times no kernels when it builds."""
-    if options.input_timing_cache is not None or options.output_timing_cache is not None:
-        raise TargetError(f"target {target} times no kernels at build: leave out the timing caches")

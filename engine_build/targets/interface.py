@@ -75,6 +75,8 @@ class Target(Protocol):
     quantized_as: str
     """How quantized matrices are written: see `NetworkOptions.quantized_as`."""
     default_tokens_per_block: int
+    times_kernels: bool
+    """Whether a build times kernels, so that a timing cache can be read and written."""
 
     def activation_dtype(self, dtype: str) -> str:
         """What values between the network's operators are declared as, in an engine that computes in `dtype`."""

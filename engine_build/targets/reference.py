@@ -11,7 +11,6 @@ from engine_build.targets.checks import (
     NETWORK_FILES,
     check_single_device,
     refuse_tensorrt_options,
-    refuse_timing_caches,
 )
 from engine_build.targets.interface import (
     BuildCost,
@@ -33,6 +32,7 @@ class ReferenceTarget:
     weight_dtypes: tuple[str, ...] = ("as_stored", "int8")
     quantized_as = "groups"
     default_tokens_per_block = 32
+    times_kernels = False
 
     def activation_dtype(self, dtype: str) -> str:  # noqa: ARG002, the oracle narrows nothing between operators
         return "float32"
@@ -70,12 +70,11 @@ class ReferenceTarget:
 
     def compile(
         self,
-        directory: Path,  # noqa: ARG002
-        rank: int,  # noqa: ARG002
-        build_config: BuildConfig,  # noqa: ARG002
-        model: ModelConfig,  # noqa: ARG002
+        directory: Path,
+        rank: int,
+        build_config: BuildConfig,
+        model: ModelConfig,
         options: CompileOptions,
-        report: ProgressCallback,  # noqa: ARG002
+        report: ProgressCallback,
     ) -> None:
         """Nothing is left to do: the network's writer has checked the graph."""
-        refuse_timing_caches(self.name, options)

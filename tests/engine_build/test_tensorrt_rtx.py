@@ -133,17 +133,23 @@ def test_what_cannot_be_built_is_refused_before_anything_is(
         resolve_build_config(_TINY, select_target("tensorrt-rtx"), tensorrt=options, **settings)  # type: ignore[arg-type]
 
 
-def test_a_timing_cache_is_refused_where_nothing_is_timed(tmp_path: Path) -> None:
-    target, checkpoint = select_target("tensorrt-rtx"), TinyCheckpoint(_TINY)
+@pytest.mark.parametrize("target_name", ["openvino", "reference", "tensorrt-rtx"])
+def test_a_timing_cache_is_refused_where_nothing_is_timed_before_anything_is_written(
+    target_name: str, tmp_path: Path
+) -> None:
+    target, checkpoint = select_target(target_name), TinyCheckpoint(_TINY)
     build_config = resolve_build_config(checkpoint.config, target)
+    steps: list[str] = []
     with pytest.raises(TargetError, match="times no kernels at build: leave out the timing caches"):
         build_engine(
             checkpoint,
             build_config,
             target,
             tmp_path / "engine",
+            lambda step, *_: steps.append(step),
             options=CompileOptions(output_timing_cache=tmp_path / "cache"),
         )
+    assert steps == []
     assert list(tmp_path.iterdir()) == []
 
 

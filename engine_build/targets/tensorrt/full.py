@@ -35,6 +35,7 @@ class TensorRtTarget(TensorRtTargetBase):
     """See `Target`."""
 
     package = TENSORRT
+    times_kernels = True
 
     def tensorrt_config(self, options: TensorRtOptions | None, dtype: str) -> TensorRtConfig:
         options = options or TensorRtOptions()

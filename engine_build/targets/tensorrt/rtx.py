@@ -13,7 +13,6 @@ import onnx
 from engine_build.checkpoint.model_config import ModelConfig
 from engine_build.manifest import BuildConfig, TensorRtConfig
 from engine_build.network.graph import MODEL_FILE
-from engine_build.targets.checks import refuse_timing_caches
 from engine_build.targets.interface import (
     BuildCost,
     CompileOptions,
@@ -53,6 +52,7 @@ class TensorRtRtxTarget(TensorRtTargetBase):
     """See `Target`."""
 
     package = TENSORRT_RTX
+    times_kernels = False
 
     def tensorrt_config(self, options: TensorRtOptions | None, dtype: str) -> TensorRtConfig:
         options = options or TensorRtOptions()
@@ -97,10 +97,9 @@ class TensorRtRtxTarget(TensorRtTargetBase):
         rank: int,
         build_config: BuildConfig,
         model: ModelConfig,
-        options: CompileOptions,
+        options: CompileOptions,  # noqa: ARG002
         report: ProgressCallback,
     ) -> None:
-        refuse_timing_caches(self.name, options)
         trt = self.package.load()
         weights = sum(path.stat().st_size for path in directory.iterdir())
         check_memory(self.build_cost(weights * build_config.tp_size * build_config.pp_size, build_config, model))
