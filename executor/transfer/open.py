@@ -31,15 +31,12 @@ def open_endpoint(
         batch_manager: has the requests.
 
     Raises:
-        InvalidRequestError: `listen` is no address.
+        InvalidRequestError: `listen` or one of `peers` is no address.
         UnsupportedFeatureError: NIXL is not installed, or the pool not in main memory.
     """
-    host, _, port = config.listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidRequestError(
-            f"cache_transceiver_config.listen is {config.listen!r}; it must be HOST:PORT",
-            field="cache_transceiver_config.listen",
-        )
+    for name, addresses in (("listen", [config.listen]), ("peers", config.peers)):
+        for address in addresses:
+            _check_address(f"cache_transceiver_config.{name}", address)
     return TransferEndpoint(
         config.network or GrpcNetwork(),
         config.listen,
@@ -51,3 +48,9 @@ def open_endpoint(
         config.kv_transfer_timeout_ms / 1000,
         config.peers,
     )
+
+
+def _check_address(field: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidRequestError(f"{field} has {address!r}; it must be HOST:PORT", field=field)

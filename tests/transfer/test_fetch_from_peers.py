@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from executor.api.errors import InvalidRequestError
 from executor.transfer.link_meter import CostMeter
 from executor.transfer.local_network import CallFault, Faults, LocalNetwork
 from tests.executor.driving import request, run_one
@@ -76,3 +79,11 @@ def test_a_slow_link_is_not_used_once_it_is_known() -> None:
     assert not meter.is_fetching_cheaper("peer", 1000, 10)
     assert meter.is_fetching_cheaper("peer", 10, 10)
     assert meter.is_fetching_cheaper("another", 1000, 10)
+
+
+@pytest.mark.parametrize("address", ["x", ":1", "host:", "host:http", "host:65536"])
+def test_a_peer_that_is_no_address_is_refused_when_the_instance_opens(
+    open_instance: OpenInstance, address: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"cache_transceiver_config\.peers has .*; it must be HOST:PORT"):
+        open_instance(peers=["local:9", address])
