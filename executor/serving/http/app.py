@@ -135,7 +135,7 @@ class HttpApi:
             "object": "model",
             "created": 0,
             "owned_by": "inflight-executor",
-            "max_model_len": self._generation.executor.spec.max_seq_len,
+            "max_model_len": self._generation.executor.longest_sequence,
         }
 
     def _check_model(self, name: str) -> None:
