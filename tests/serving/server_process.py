@@ -27,7 +27,10 @@ def serving(engine_dir: Path, *options: str) -> Iterator[tuple[subprocess.Popen[
         assert process.stdout is not None
         line = process.stdout.readline()
         match = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", line)
-        assert match is not None, line + (process.stderr.read() if process.stderr is not None else "")
+        if match is None:
+            process.kill()  # a server that goes on keeps its stderr open, so reading that would never end
+            rest, errors = process.communicate()
+            raise AssertionError(f"the server should say where it listens, but it said: {line}{rest}{errors}")
         yield process, match[1]
     finally:
         process.kill()
