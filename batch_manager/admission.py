@@ -40,30 +40,35 @@ class Admission:
         self.blocked: Blocked | None = None
         self.candidate: Request | None = None
         """The request that is being looked at."""
+        self.copies: list[BlockCopy] = []
+        """Block copies that requests admitted so far begin with, for the next step that runs: an admitted request may
+        have to wait for other blocks, and where nobody else runs, its iteration is not executed."""
         self._lifecycle = lifecycle
         self._next_probe = 0
         """Iteration of the next look-up for the blocked request, unless blocks come free before."""
 
-    def admit(self, batch: MicroBatch, num_running_before: int) -> list[BlockCopy]:
-        """Admit all that fit in this iteration; returns block copies to carry out before it."""
+    def take_copies(self) -> list[BlockCopy]:
+        """For a step that runs."""
+        copies, self.copies = self.copies, []
+        return copies
+
+    def admit(self, batch: MicroBatch, num_running_before: int) -> None:
+        """Admit all that fit in this iteration."""
         queue = self._lifecycle.waiting.queue
-        all_copies: list[BlockCopy] = []
         num_parked = 0
         while (request := queue.peek()) is not None:
             self.candidate = request
-            copies = self._try_admit(request, batch, num_running_before)
+            blocked = self._try_admit(request, batch, num_running_before)
             self.candidate = None
-            if isinstance(copies, Blocked):
-                self.blocked = copies
-                return all_copies
-            all_copies += copies
+            if blocked is not None:
+                self.blocked = blocked
+                return
             num_parked += request.parked is not None
             if num_parked == self.MAX_PARKED:
                 break
         self.blocked = None
-        return all_copies
 
-    def _try_admit(self, request: Request, batch: MicroBatch, num_running_before: int) -> list[BlockCopy] | Blocked:
+    def _try_admit(self, request: Request, batch: MicroBatch, num_running_before: int) -> Blocked | None:
         """Take the first in line out of it, to admit or to park it; otherwise say what is missing."""
         lifecycle, blocks = self._lifecycle, self._lifecycle.blocks
         num_running = len(lifecycle.running)
@@ -81,7 +86,7 @@ class Admission:
             if self.capacity.stops_at_adapter_shortfall:
                 return Blocked(request, WaitCode.ADAPTER_PAGES, needed, num_free)
             lifecycle.park_for_adapter(request)
-            return []
+            return None
         entry = self.capacity.entry(request, blocks.num_protected_blocks(request), blocks.reservations)
         available = max(0, blocks.num_free_blocks - entry.num_withheld_blocks)
         known = self.blocked
@@ -98,7 +103,7 @@ class Admission:
             contributor = lifecycle.deferral.contributor(reuse.first_missing_key)
             if contributor is not None:
                 lifecycle.defer(request, contributor, reuse.num_tokens)
-                return []
+                return None
         needed = blocks.num_new_blocks(request, entry.num_tokens, reuse)
         if needed > available and reuse.partial is not None:
             # A block that is copied from stays as well: where that one is too many, its tokens are computed.
@@ -114,9 +119,10 @@ class Admission:
         if copies is None:
             return Blocked(request, entry.code, needed, available)
         self._next_probe = 0
+        self.copies += copies
         if not blocks.is_loading(request):
             batch.add_context(request)
-        return copies
+        return None
 
     def _blocked_after_shortage(self, request: Request) -> Blocked:
         """What is free in an iteration in which a running request lacked blocks is kept for those that run."""

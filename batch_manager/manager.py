@@ -26,7 +26,7 @@ from batch_manager.intake import check_change, check_request
 from batch_manager.kv import KvCacheManager
 from batch_manager.lifecycle import Lifecycle
 from batch_manager.micro_batch import Growth, MicroBatch, Stalled
-from batch_manager.plan import BlockCopy, IterationPlan, Progress
+from batch_manager.plan import IterationPlan, Progress
 from batch_manager.policies.capacity import make_capacity
 from batch_manager.policies.chunking import make_chunking
 from batch_manager.reasons import WaitCode, WaitReason
@@ -222,7 +222,7 @@ class BatchManager:
         is_contended = len(life.requests) > 1
         batch = MicroBatch(config, self._chunking, self._growth, life.blocks.tokens_per_block, is_contended)
         try:
-            copies = self._fill(batch)
+            self._fill(batch)
             scheduled = batch.settle()
         except Exception as error:
             raise PlanningFailedError(self._end_all_in(batch)) from error
@@ -231,7 +231,7 @@ class BatchManager:
             life.iteration,
             scheduled,
             config.max_num_tokens - batch.rows_left,
-            copies,
+            self._admission.take_copies() if scheduled else [],
             life.paused,
             timed_out,
         )
@@ -241,8 +241,8 @@ class BatchManager:
             self._in_flight.append(plan)
         return plan
 
-    def _fill(self, batch: MicroBatch) -> list[BlockCopy]:
-        """Put the requests of an iteration together; returns block copies to carry out before it."""
+    def _fill(self, batch: MicroBatch) -> None:
+        """Put the requests of an iteration together."""
         life = self._life
         num_running_before = len(life.running)
         self._admission.make_room()
@@ -259,7 +259,7 @@ class BatchManager:
                 batch.stalled.append(Stalled(request, code, 1, 0))
             else:
                 batch.add_context(request)
-        return self._admission.admit(batch, num_running_before)
+        self._admission.admit(batch, num_running_before)
 
     def _end_all_in(self, batch: MicroBatch) -> list[Request]:
         """Planning failed: what is in the batch has advanced for nothing, and what was looked at cannot be trusted."""

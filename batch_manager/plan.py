@@ -60,6 +60,7 @@ class IterationPlan(NamedTuple):
     num_tokens: int
     """Rows of the forward pass, replayed rows included: at most `max_num_tokens`."""
     copies: list[BlockCopy]
+    """To be made before anything is computed; none in an empty plan."""
     paused: list[Request]
     """Lost their blocks in this `schedule()`."""
     timed_out: list[Request]

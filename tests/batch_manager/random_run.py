@@ -136,6 +136,7 @@ class RandomRun:
         self.num_pauses += len(plan.paused)
         for request in plan.timed_out:
             self._ended(request)
+        assert not (plan.is_empty and plan.copies), "an empty plan is not executed, and neither are its copies"
         if not plan.is_empty:
             self.in_flight.append(plan)
             self.transfers += self.kv.take_transfers()

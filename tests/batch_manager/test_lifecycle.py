@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 
 from batch_manager import (
+    BatchManager,
     BatchManagerConfig,
     CapacitySchedulerPolicy,
     FinishReason,
+    KvCacheConfig,
+    KvCacheManager,
     Phase,
     PlanningFailedError,
     Request,
@@ -455,3 +458,33 @@ def test_the_default_configuration_is_tensorrt_llms() -> None:
     assert config.capacity_scheduler_policy is GUARANTEED_NO_EVICT
     assert config.enable_chunked_context
     assert Request(0, [1], 1).priority == 0.5
+
+
+class SlowToLoad(KvCacheManager):
+    """Everything admitted waits for blocks from below until `is_slow` is unset."""
+
+    is_slow = True
+
+    def is_loading(self, request: Request) -> bool:
+        return self.is_slow and request.num_reused_tokens > 0
+
+
+def test_copies_of_a_request_that_cannot_run_yet_are_made_in_the_next_step_that_runs() -> None:
+    """They went with the empty plan, which nobody executes, and the request computed on a block never filled."""
+    kv = SlowToLoad(KvCacheConfig(num_blocks=8, tokens_per_block=4))
+    manager = BatchManager(BatchManagerConfig(), kv)
+    manager.add_request(Request(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], 1))
+    manager.update(manager.schedule(), [[10]])
+    request = Request(2, [1, 2, 3, 4, 5, 6, 11], 1)
+    manager.add_request(request)
+    plan = manager.schedule()
+    assert plan.is_empty
+    assert plan.copies == []
+    assert request.num_computed_tokens == 6
+    kv.is_slow = False
+    plan = manager.schedule()
+    assert [(copy.target, copy.num_tokens) for copy in plan.copies] == [(request.block_ids[1], 2)]
+    kv.check_invariants()
+    manager.update(plan, [[10]])
+    kv.check_invariants()
+    assert kv.ledger().counts.used == 0

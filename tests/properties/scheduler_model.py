@@ -126,6 +126,7 @@ class SchedulerModel:
             assert request.finish_reason is FinishReason.TIMED_OUT
             self._end(request)
         self._check_plan(plan, in_flight)
+        assert not (plan.is_empty and plan.copies), "an empty plan is not executed, and neither are its copies"
         if not plan.is_empty:
             self.num_iterations += 1
             self._begin(plan)
