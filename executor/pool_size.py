@@ -10,8 +10,8 @@ from executor.api.errors import InvalidRequestError
 from executor.engines.interface import EngineSpec
 from executor.kv_tiers.disk_pool import slot_bytes
 
-_DEFAULT_FRACTION_ON_CPU = 0.3
-"""Main memory is shared with everything else on the machine, unlike a GPU's."""
+_DEFAULT_FRACTION = 0.3
+"""Main memory is shared with everything else on the machine; a GPU's weights are loaded after the pool is sized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, avai
     """
     fraction = config.free_gpu_memory_fraction
     if fraction is None:
-        fraction = _DEFAULT_FRACTION_ON_CPU
+        fraction = _DEFAULT_FRACTION
     if not 0 < fraction <= 1:
         raise InvalidRequestError(
             f"kv_cache_config.free_gpu_memory_fraction is {fraction}; it must be in (0, 1]",

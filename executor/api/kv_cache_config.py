@@ -51,8 +51,8 @@ class KvCacheConfig:
     max_attention_window: list[int] | None = refused(None, "the window is the model's own")
     sink_token_length: int | None = refused(None, "attention sinks are not offered")
     free_gpu_memory_fraction: float | None = None
-    """Part of the memory that is free after loading the engine (main memory on a CPU). Default 0.9 on a GPU; on a
-    CPU the pool is bounded by what `max_batch_size` sequences of `max_seq_len` tokens can use."""
+    """Part of the memory that is free before the engine is loaded (main memory on a CPU), by default 0.3. The pool is
+    no larger than what `max_batch_size` sequences of `max_seq_len` tokens can use."""
     host_cache_size: int | None = None
     """Bytes of main memory for blocks that leave the pool; `None` or 0: none."""
     onboard_blocks: bool = accepted(True, "blocks found below the pool are always brought back to it")
@@ -68,7 +68,8 @@ class KvCacheConfig:
     attention_dp_events_gather_period_ms: int = refused(5, ONE_DEVICE)
     runtime_defaults: InitVar[RuntimeDefaults | None] = None
     kv_cache_dtype: str | None = addition(None)
-    """`None`: as the plan computes; `"uint8"`: 8 bits, with a scale for each token and head."""
+    """`None`: as the plan computes; 8 bits, with a scale for each token and head: `"uint8"` with target `openvino`,
+    `"int8"` or `"float8_e4m3fn"` with `reference`. Plans of TensorRT have theirs built in."""
     disk_cache_size: int | None = addition(None)
     """Bytes of a file for blocks that leave main memory, or the pool where there is no `host_cache_size`; `None` or 0:
     no file."""

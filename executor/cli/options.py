@@ -67,7 +67,11 @@ KvCacheFraction = Annotated[
 ]
 KvCacheDtype = Annotated[
     str | None,
-    typer.Option("--kv_cache_dtype", help="uint8 halves or quarters the KV cache.", rich_help_panel=_RUN),
+    typer.Option(
+        "--kv_cache_dtype",
+        help="8 bits halve or quarter the KV cache: uint8 (openvino), int8, float8_e4m3fn (reference).",
+        rich_help_panel=_RUN,
+    ),
 ]
 BlockReuse = Annotated[
     bool,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from batch_manager import BatchManager, KvCacheManager
 from engine_build.engine_dir import EngineDirectory
-from executor.api.errors import InvalidRequestError
+from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.api.kv_cache_config import CacheTransceiverConfig
 from executor.engines.interface import Engine
 from executor.transfer.endpoint import TransferEndpoint
 from executor.transfer.grpc_network import GrpcNetwork
 from executor.transfer.integrity import ModelIdentity
+from executor.transfer.layout import ELEMENT_TYPES
 
 
 def open_endpoint(
@@ -32,8 +33,15 @@ def open_endpoint(
 
     Raises:
         InvalidRequestError: `listen` or one of `peers` is no address.
-        UnsupportedFeatureError: NIXL is not installed, or the pool not in main memory.
+        UnsupportedFeatureError: NIXL is not installed, the pool not in main memory, or kept in a type that cannot be
+            exchanged.
     """
+    if kv_dtype not in ELEMENT_TYPES:
+        raise UnsupportedFeatureError(
+            f"keys and values in {kv_dtype} cannot be exchanged between instances; those in "
+            f"{', '.join(ELEMENT_TYPES)} can",
+            field="kv_cache_config.kv_cache_dtype",
+        )
     for name, addresses in (("listen", [config.listen]), ("peers", config.peers)):
         for address in addresses:
             _check_address(f"cache_transceiver_config.{name}", address)

@@ -226,6 +226,14 @@ def test_what_does_not_fit_together_is_refused_by_name(
     refused(open_executor(), context_only(wanted), UnsupportedFeatureError, "without a cache_transceiver_config")
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "float8_e4m3fn"])
+def test_keys_and_values_in_a_type_that_cannot_be_exchanged_are_refused_when_opened(
+    open_instance: OpenInstance, kv_cache_dtype: str
+) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=f"keys and values in {kv_cache_dtype} cannot be exchanged"):
+        open_instance(kv_cache_dtype=kv_cache_dtype)
+
+
 def test_another_models_context_is_refused(open_instance: OpenInstance, tmp_path: Path) -> None:
     checkpoint = TinyCheckpoint(tiny_config(), seed=7)
     target = select_target("reference")
