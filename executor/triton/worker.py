@@ -12,6 +12,7 @@ It ends when its last connection does. Nothing waits for an instance: what one d
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -31,6 +32,8 @@ from executor.triton.backend.runtime import is_running, remove_remains
 from executor.triton.backend.wire import VERSION, FrameWriter, WireError, array, frame, receive
 from executor.triton.outputs import event, idle, metric_values, transfer_counts
 from executor.triton.requests import RowReader, RowRequest, with_tensor_name
+
+_logger = logging.getLogger(__name__)
 
 _FAREWELL_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
@@ -205,8 +208,10 @@ class Connection:
                     self._cancel(executor, header["cancel"])
             finally:
                 self._cancel(executor, list(self._ids))
-        except (StopIteration, WireError):
-            pass
+        except StopIteration:
+            pass  # closed before it said anything
+        except WireError as error:
+            _logger.warning("the connection of a model instance ends; its requests are cancelled: %s", error)
         finally:
             self._close()
 

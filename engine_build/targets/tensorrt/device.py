@@ -17,11 +17,11 @@ class Device(NamedTuple):
     """Bytes."""
 
 
-def find_device() -> Device:
-    """Look the first GPU up.
+def count_devices() -> int:
+    """How many GPUs the driver finds; asked before anything of CUDA is created, which without a driver may crash.
 
     Raises:
-        TargetError: there is none, no driver, or no package to ask with.
+        TargetError: no driver, or no package to ask with.
     """
     try:
         from cuda.bindings import runtime
@@ -33,6 +33,18 @@ def find_device() -> Device:
     if status != runtime.cudaError_t.cudaSuccess:
         reason = runtime.cudaError_t(status).name
         raise TargetError(f"no NVIDIA GPU can be used here ({reason}): a driver of CUDA 13 (r580 or newer) is needed")
+    return int(count)
+
+
+def find_device() -> Device:
+    """Look the first GPU up.
+
+    Raises:
+        TargetError: there is none, no driver, or no package to ask with.
+    """
+    count = count_devices()
+    from cuda.bindings import runtime
+
     if count == 0:
         raise TargetError("no NVIDIA GPU can be used here: the driver finds none")
     status, properties = runtime.cudaGetDeviceProperties(0)

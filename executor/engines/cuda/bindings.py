@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_build.targets.interface import TargetError
+from engine_build.targets.tensorrt.device import count_devices
 from executor.engines.cuda.device import (
     Address,
     CudaError,
@@ -34,15 +36,11 @@ def open_device(index: int = 0) -> BindingsDevice:
         NoGpuError: the package, a driver or the GPU is missing; nothing of CUDA was created.
     """
     try:
-        from cuda.bindings import driver, runtime
-    except ImportError as error:
-        raise NoGpuError(
-            "running on a GPU needs the package cuda-bindings: pip install 'inflight-executor[tensorrt]'"
-        ) from error
-    status, count = runtime.cudaGetDeviceCount()
-    if status != runtime.cudaError_t.cudaSuccess:
-        name = runtime.cudaError_t(status).name
-        raise NoGpuError(f"no NVIDIA GPU can be used here ({name}): a driver of CUDA 13 (r580 or newer) is needed")
+        count = count_devices()
+    except TargetError as error:
+        raise NoGpuError(str(error)) from error
+    from cuda.bindings import driver, runtime
+
     if not 0 <= index < count:
         raise NoGpuError(f"there is no GPU {index}: the driver finds {count}")
     return BindingsDevice(driver, runtime, index)
