@@ -194,7 +194,7 @@ class RoomToMake:
             if num_victims == len(outranked) or outranked[num_victims].order_key < request.order_key:
                 return False
             num_places += 1
-            num_blocks += len(outranked[num_victims].block_ids)
+            num_blocks += self._lifecycle.blocks.num_held_blocks(outranked[num_victims])
             num_victims += 1
         self._num_places, self._num_blocks = num_places, num_blocks
         for victim in outranked[:num_victims]:

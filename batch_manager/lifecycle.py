@@ -128,9 +128,8 @@ class Lifecycle:
     def try_cover(self, request: Request, num_tokens: int) -> None:
         """The same for positions that are only welcome: nobody is paused for them, in this iteration neither, since
         every running request may still take a block."""
-        blocks = self.blocks
-        if blocks.num_free_blocks >= min(blocks.reservations.growth, len(self.running) + 1):
-            blocks.cover(request, num_tokens, self.now)
+        if self.blocks.can_spare(request, num_tokens, len(self.running)):
+            self.blocks.cover(request, num_tokens, self.now)
 
     def _last_pausable(self, request: Request) -> Request:
         """Who is paused so that `request` gets blocks: the last one behind it, or itself. For a protected request the

@@ -25,6 +25,12 @@ class AttentionWindow:
         """
         return max((num_tokens - self._size + 1) // self._tokens_per_block - 1, 0)
 
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that a request which grows token by token needs at once: those of `first_block`, the one that is being
+        filled, and the two that are on their way back, or taken ahead, while two steps are in flight."""
+        return -(-(self._size + 2) // self._tokens_per_block) + 4
+
 
 def block_key(request: Request, start: int, end: int) -> BlockKey:
     """Key of the block that holds the positions `[start, end)`."""

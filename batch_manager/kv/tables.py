@@ -59,6 +59,16 @@ class BlockTables:
         """Blocks that become free when the steps in flight end."""
         return self.pool.num_fenced
 
+    def num_held_blocks(self, request: Request) -> int:
+        """Blocks in the request's table, without those that fell out of the attention window."""
+        holding = self.holdings.get(request.request_id)
+        return len(request.block_ids) - (holding.num_retired if holding is not None else 0)
+
+    @property
+    def most_growing_blocks(self) -> int | None:
+        """What a request holds at most while it generates, if its prompt is not more; `None`: no window, no limit."""
+        return None if self.cache.window is None else self.cache.window.most_blocks
+
     @property
     def next_iteration(self) -> int:
         """The iteration being planned: what is taken now is taken for it."""

@@ -47,13 +47,15 @@ def random_configs(source: random.Random) -> tuple[BatchManagerConfig, KvCacheCo
         max_steps_in_flight=source.choice((1, 2)),
         num_adapter_pages=source.choice((None, 5)),
     )
+    attention_window = source.choice((None, None, 6, 13))
     kv_config = KvCacheConfig(
         num_blocks=source.randint(8, 24),
         tokens_per_block=4,
         enable_block_reuse=source.random() < 0.8,
         enable_partial_reuse=source.random() < 0.7,
-        host_blocks=source.choice((0, 24)),
-        disk_blocks=source.choice((0, 0, 16)),
+        attention_window=attention_window,
+        host_blocks=0 if attention_window else source.choice((0, 24)),
+        disk_blocks=0 if attention_window else source.choice((0, 0, 16)),
     )
     return config, kv_config
 
