@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batch_manager.kv import NO_BLOCK
 from batch_manager.plan import BlockCopy, IterationPlan, ScheduledRequest
 from executor.engines.interface import Engine, StepInputs
 
@@ -136,10 +137,21 @@ class ModelRunner:
             position_ids=positions,
             past_lens=past,
             subsequence_begins=subsequence_begins,
-            block_indices=np.array(block_ids, np.int32),
+            block_indices=self._block_indices(block_ids, block_ends),
             block_indices_begins=_begins(block_ends),
             sampled_rows=np.array(sampled_rows, np.int64),
         )
+
+    def _block_indices(self, block_ids: list[int], block_ends: list[int]) -> NDArray[np.int32]:
+        """The tables of all requests. A block that a request gave back, since its rows do not attend to it any more, is
+        named by the request's last one: masked, but nobody else writes there meanwhile, and what is there is a number.
+        """
+        indices = np.array(block_ids, np.int32)
+        if self.engine.spec.sliding_window is not None:
+            ends = np.array(block_ends)
+            last = np.repeat(indices[ends - 1], np.diff(ends, prepend=0))
+            np.copyto(indices, last, where=indices == NO_BLOCK)
+        return indices
 
     def execute(self, plan: IterationPlan, all_rows_of: Container[int] = ()) -> StepLogits:
         """Carry out the plan: its block copies first, then one forward pass. Arguments as for `prepare`.

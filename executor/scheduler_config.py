@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from executor.api import config as api
 from executor.api.errors import InvalidRequestError
 from executor.engines.interface import EngineSpec
 from executor.pool_size import PoolSize
+
+_logger = logging.getLogger(__name__)
 
 
 def batch_manager_config(config: api.ExecutorConfig, spec: EngineSpec) -> BatchManagerConfig:
@@ -40,14 +43,29 @@ def batch_manager_config(config: api.ExecutorConfig, spec: EngineSpec) -> BatchM
 
 
 def kv_cache_manager_config(config: api.ExecutorConfig, size: PoolSize, spec: EngineSpec) -> KvCacheConfig:
+    """How blocks are kept.
+
+    Those that fall out of a sliding window are given back, unless blocks go to lower tiers or to other instances: these
+    take sequences whole.
+    """
     kv = config.kv_cache_config
     min_priority = kv.secondary_offload_min_priority
+    window = spec.sliding_window
+    if window is not None:
+        if window >= spec.max_seq_len:
+            window = None
+        elif size.host_blocks or size.disk_blocks or config.cache_transceiver_config is not None:
+            _logger.info(
+                "blocks outside the sliding window of %d tokens are kept: lower tiers and transfers need them", window
+            )
+            window = None
     return KvCacheConfig(
         num_blocks=size.num_blocks,
         tokens_per_block=spec.tokens_per_block,
         enable_block_reuse=kv.enable_block_reuse,
         enable_partial_reuse=kv.enable_partial_reuse,
         copy_on_partial_reuse=kv.copy_on_partial_reuse,
+        attention_window=window,
         event_buffer_max_size=kv.event_buffer_max_size,
         host_blocks=size.host_blocks,
         disk_blocks=size.disk_blocks,

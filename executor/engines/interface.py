@@ -30,7 +30,8 @@ class StepInputs(NamedTuple):
     subsequence_begins: NDArray[np.int32]
     """[B + 1] first row of each sequence; ends with T."""
     block_indices: NDArray[np.int32]
-    """[N] block tables, concatenated; block ids in `[0, num_blocks)`."""
+    """[N] block tables, concatenated; block ids in `[0, num_blocks)`. Where no row of the sequence attends to any more,
+    outside a sliding window, any id will do."""
     block_indices_begins: NDArray[np.int32]
     """[B + 1] first entry of each sequence's block table; ends with N."""
     sampled_rows: NDArray[np.int64]
@@ -52,6 +53,8 @@ class EngineSpec:
     max_seq_len: int
     kv_bytes_per_block: int
     """Bytes of one block over all layers, keys and values."""
+    sliding_window: int | None = None
+    """Positions a token attends to, its own included, in every layer; `None`: all of them."""
 
 
 class InvalidStepError(ValueError):

@@ -45,6 +45,7 @@ def engine_spec(engine_dir: EngineDirectory | Path, kv_cache_dtype: str | None =
         max_input_len=build.max_input_len,
         max_seq_len=build.max_seq_len,
         kv_bytes_per_block=_kv_cache(directory, kv_cache_dtype).bytes_per_block,
+        sliding_window=model.sliding_window,
     )
 
 

@@ -64,7 +64,7 @@ def validate_step(inputs: StepInputs, spec: EngineSpec, num_blocks: int) -> None
             f"block_indices gives sequence {sequence} {table_lens[sequence]} blocks of {spec.tokens_per_block} tokens; "
             f"its {context_lens[sequence]} tokens need {-(-int(context_lens[sequence]) // spec.tokens_per_block)}"
         )
-    _check_unique(inputs, table_lens, num_blocks)
+    _check_unique(inputs, table_lens, spec, num_blocks)
 
 
 def validate_block_ids(block_ids: NDArray[np.integer[Any]], num_blocks: int) -> None:
@@ -122,10 +122,15 @@ def _check_positions(inputs: StepInputs, row_counts: NDArray[np.int32]) -> None:
         )
 
 
-def _check_unique(inputs: StepInputs, table_lens: NDArray[np.int32], num_blocks: int) -> None:
-    """No block twice in one table (two tables may share blocks: a reused prefix)."""
+def _check_unique(inputs: StepInputs, table_lens: NDArray[np.int32], spec: EngineSpec, num_blocks: int) -> None:
+    """No block twice in one table (two tables may share blocks: a reused prefix), but outside the window."""
     owners = np.repeat(np.arange(len(table_lens)), table_lens)
-    keys = np.sort(owners * num_blocks + inputs.block_indices)
+    keys = owners * num_blocks + inputs.block_indices
+    if spec.sliding_window is not None:
+        first_read = (inputs.past_lens - spec.sliding_window + 1) // spec.tokens_per_block
+        index = np.arange(len(keys)) - inputs.block_indices_begins[owners]
+        keys = keys[index >= first_read[owners]]
+    keys.sort()
     twice = keys[1:] == keys[:-1]
     if twice.any():
         sequence, block = divmod(int(keys[twice.argmax()]), num_blocks)
