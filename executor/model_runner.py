@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from batch_manager.kv import NO_BLOCK
 from batch_manager.plan import BlockCopy, IterationPlan, ScheduledRequest
-from executor.engines.interface import Engine, StepInputs
+from executor.engines.interface import Engine, PendingLogits, StepInputs
 
 
 class InvalidPlanError(ValueError):
@@ -44,6 +44,19 @@ class StepLogits(NamedTuple):
     """What the engine was given."""
 
 
+class RunningStep(NamedTuple):
+    """A forward pass that has begun. Fields as of `StepLogits`."""
+
+    collect: PendingLogits
+    rows: list[slice]
+    computed_rows: list[slice]
+    inputs: StepInputs
+
+    def wait(self) -> StepLogits:
+        """Call it once, whatever happens meanwhile, before the next step is submitted."""
+        return StepLogits(self.collect(), self.rows, self.computed_rows, self.inputs)
+
+
 class ModelRunner:
     """Runs iteration plans on an engine. Holds no state of its own between steps.
 
@@ -58,7 +71,7 @@ class ModelRunner:
         """Bind to an engine.
 
         Args:
-            engine: runs the steps; only this runner may call its `execute` and `copy_blocks` meanwhile.
+            engine: runs the steps; only this runner may call its `submit` and `copy_blocks` meanwhile.
             min_rows_per_sequence: 1, or 2 for deterministic mode; the same number the scheduler was given.
 
         Raises:
@@ -153,8 +166,8 @@ class ModelRunner:
             np.copyto(indices, last, where=indices == NO_BLOCK)
         return indices
 
-    def execute(self, plan: IterationPlan, all_rows_of: Container[int] = ()) -> StepLogits:
-        """Carry out the plan: its block copies first, then one forward pass. Arguments as for `prepare`.
+    def submit(self, plan: IterationPlan, all_rows_of: Container[int] = ()) -> RunningStep:
+        """Carry out the plan: its block copies, then begin its forward pass. Arguments as for `prepare`.
 
         Raises:
             InvalidPlanError: see `prepare`; nothing was copied or computed.
@@ -162,7 +175,7 @@ class ModelRunner:
         """
         inputs = self.prepare(plan, all_rows_of)
         self.copy_blocks(plan.copies)
-        logits = self.engine.execute(inputs)
+        collect = self.engine.submit(inputs)
         rows: list[slice] = []
         computed_rows: list[slice] = []
         end = 0
@@ -173,7 +186,7 @@ class ModelRunner:
             end += scheduled.num_scheduled_tokens if wants_all else num_samples
             rows.append(slice(end - num_samples, end))
             computed_rows.append(slice(begin, end if wants_all else begin))
-        return StepLogits(logits, rows, computed_rows, inputs)
+        return RunningStep(collect, rows, computed_rows, inputs)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy whole blocks: what lies beyond a copy's `num_tokens` is written before it is read."""

@@ -1,4 +1,11 @@
-"""One iteration's computation: a forward pass, then a draw for each sequence that wants one."""
+"""One iteration's computation: a forward pass, then a draw for each sequence that wants one.
+
+```
+engine's threads   | submit ······ forward pass ······ wait |
+loop's thread             | Sampler.prepare: histories,     | Sampler.draw ─► tokens
+                          |  penalties, bans, grammars      |
+```
+"""
 
 from __future__ import annotations
 
@@ -51,25 +58,30 @@ class Step:
     def compute(self, plan: IterationPlan) -> ComputedStep:
         """Run a plan. Whatever it raises concerns the whole plan; what concerns one sequence is in its `error`."""
         started = time.monotonic()
-        step = self._runner.execute(plan, self._contexts)
+        running = self._runner.submit(plan, self._contexts)
+        try:
+            samples = [item.samples and item.request.request_id not in self._refused for item in plan.scheduled]
+            prepared = self._sampler.prepare(
+                [
+                    SampledRows(
+                        item.request.request_id,
+                        item.request.token_ids,
+                        item.request.draft_token_ids[: item.num_draft_tokens],
+                        logits.start,
+                        logits.stop - logits.start,
+                    )
+                    for item, logits, is_drawn in zip(plan.scheduled, running.rows, samples, strict=True)
+                    if is_drawn
+                ]
+            )
+        finally:
+            step = running.wait()
         engine_seconds = time.monotonic() - started
         if self._debug_tensors is not None:
             self._debug_tensors.record(plan, step)
         if self._contexts:
             self._collect_contexts(plan, step)
-        samples = [item.samples and item.request.request_id not in self._refused for item in plan.scheduled]
-        rows = [
-            SampledRows(
-                item.request.request_id,
-                item.request.token_ids,
-                item.request.draft_token_ids[: item.num_draft_tokens],
-                logits.start,
-                logits.stop - logits.start,
-            )
-            for item, logits, is_drawn in zip(plan.scheduled, step.rows, samples, strict=True)
-            if is_drawn
-        ]
-        drawn = iter(self._sampler.sample(step.logits, rows))
+        drawn = iter(self._sampler.draw(step.logits, prepared))
         sampled = [
             next(drawn) if is_drawn else SampledSequence([], error=self._refused.get(item.request.request_id))
             for item, is_drawn in zip(plan.scheduled, samples, strict=True)

@@ -11,6 +11,7 @@ sampled                3   4      6               rows whose logits are wanted
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -57,6 +58,10 @@ class EngineSpec:
     """Positions a token attends to, its own included, in every layer; `None`: all of them."""
 
 
+PendingLogits = Callable[[], NDArray[np.float32]]
+"""Waits for a step's logits `[S, vocab_size]`, valid until the next step is submitted. Raises what the step raised."""
+
+
 class InvalidStepError(ValueError):
     """Step inputs that the engine must not see: names the field and the value."""
 
@@ -66,15 +71,19 @@ class Engine(Protocol):
     num_blocks: int
     """Blocks callers may use: ids `0 .. num_blocks - 1`. Scratch space for padding lies beyond, the engine's own."""
 
-    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """Run one forward pass and return logits `[S, vocab_size]`, valid until the next call.
+    def submit(self, inputs: StepInputs) -> PendingLogits:
+        """Begin one forward pass; what comes back waits for it, and is called once before the next `submit`.
 
-        Writes K and V of every row into the pool. Not re-entrant: one call at a time, from one thread.
+        Writes K and V of every row into the pool. One step at a time, from one thread.
 
         Raises:
             InvalidStepError: an index, length or id is out of range; nothing was computed, nothing written.
         """
         ...
+
+    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """`submit`, for those who have nothing to do meanwhile."""
+        return self.submit(inputs)()
 
     def padded_rows(self, num_rows: int) -> int:
         """Rows that are computed for a step of so many."""

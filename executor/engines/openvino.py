@@ -8,7 +8,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from executor.engines.interface import EngineSpec, StepInputs
+from executor.engines.interface import Engine, EngineSpec, PendingLogits, StepInputs
 from executor.engines.openvino_compile import OpenVinoError, compile_network
 from executor.engines.openvino_padding import pad_step, padded_size, padded_sizes
 from executor.engines.openvino_pool import KvPool
@@ -28,7 +28,7 @@ _LARGEST_WARMED = 512
 """Rows. A larger step takes so long itself that what its first run adds is a small part of it."""
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """Implements `Engine` on a CPU, for blocks of 32 tokens."""
 
     def __init__(
@@ -75,13 +75,14 @@ class OpenVinoEngine:
         smallest = _SMALLEST_DETERMINISTIC_STEP if deterministic else _SMALLEST_STEP
         self._sizes = padded_sizes(spec.max_num_tokens, smallest)
         self._request = compiled.create_infer_request()
+        self._step_tensors: dict[str, openvino.Tensor] = {}
         for name, tensor in self._pool.tensors.items():
             self._request.set_tensor(name, tensor)
 
-    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """See `Engine.execute`."""
+    def submit(self, inputs: StepInputs) -> PendingLogits:
+        """See `Engine.submit`. OpenVINO's threads compute; the caller's is free."""
         validate_step(inputs, self.spec, self.num_blocks)
-        return self._run(inputs)
+        return self._submit(inputs)
 
     def padded_rows(self, num_rows: int) -> int:
         """See `Engine.padded_rows`."""
@@ -95,7 +96,7 @@ class OpenVinoEngine:
         """
         for size in reversed(self._sizes):
             if size <= _LARGEST_WARMED:
-                self._run(self._padding_step(size))
+                self._submit(self._padding_step(size))()
 
     def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """See `Engine.copy_blocks`. All sources are read before a target is written."""
@@ -119,20 +120,25 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         """Let go of the network and the pool; the engine cannot run afterwards."""
-        del self._request, self._pool
+        del self._request, self._step_tensors, self._pool
 
-    def _run(self, inputs: StepInputs) -> NDArray[np.float32]:
+    def _submit(self, inputs: StepInputs) -> PendingLogits:
         padded = pad_step(inputs, self._sizes, self.num_blocks, self.spec.tokens_per_block)
         max_context_len = int((padded.past_lens + np.diff(padded.subsequence_begins)).max())
         tensors = {name: openvino.Tensor(array, shared_memory=True) for name, array in padded._asdict().items()}
         tensors["max_context_len"] = openvino.Tensor(np.array(max_context_len, np.int32))
         for name, tensor in tensors.items():
             self._request.set_tensor(name, tensor)
+        self._step_tensors = tensors  # the request reads their memory until it is done
         # Not infer(): it copies the logits into arrays of its own.
         self._request.start_async()
-        self._request.wait()
-        logits: NDArray[np.float32] = self._request.get_output_tensor().data
-        return logits[: len(inputs.sampled_rows)]
+
+        def wait() -> NDArray[np.float32]:
+            self._request.wait()
+            logits: NDArray[np.float32] = self._request.get_output_tensor().data
+            return logits[: len(inputs.sampled_rows)]
+
+        return wait
 
     def _padding_step(self, num_rows: int) -> StepInputs:
         """A step of padding only, in the scratch block."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.api.errors import UnsupportedFeatureError
-from executor.engines.interface import EngineSpec, InvalidStepError, StepInputs
+from executor.engines.interface import Engine, EngineSpec, InvalidStepError, PendingLogits, StepInputs
 from executor.engines.reference_cuda import cuda_operators
 from executor.engines.reference_graph import ReferenceGraph, UnsupportedGraphError
 from executor.engines.reference_kv_cache import KV_CACHE_DTYPES, block_shape
@@ -18,7 +18,7 @@ from executor.engines.reference_operators import OPERATORS
 from executor.engines.validate import validate_block_ids, validate_step
 
 
-class ReferenceEngine:
+class ReferenceEngine(Engine):
     """Implements `Engine` on a CPU or an NVIDIA GPU, for blocks of any size.
 
     There is a key and a value pool for each layer, laid out as `reference_kv_cache` says.
@@ -82,8 +82,8 @@ class ReferenceEngine:
                 f"unknown {sorted(set(self._graph.inputs) - expected)}"
             )
 
-    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """See `Engine.execute`. Logits are computed in the graph's own precision."""
+    def submit(self, inputs: StepInputs) -> PendingLogits:
+        """See `Engine.submit`. Logits are computed in the graph's own precision: here on a CPU, beside it on a GPU."""
         validate_step(inputs, self.spec, self.num_blocks)
         tensors = {
             name: torch.from_numpy(array).to(self._device) for name, array in inputs._asdict().items()
@@ -93,8 +93,12 @@ class ReferenceEngine:
         tensors["max_context_len"] = torch.tensor(int(context_lens.max()), dtype=torch.int32)
         with torch.inference_mode():
             (logits,) = self._graph.run(tensors)
-        result: NDArray[np.float32] = logits.float().cpu().numpy()
-        return result
+
+        def wait() -> NDArray[np.float32]:
+            result: NDArray[np.float32] = logits.float().cpu().numpy()
+            return result
+
+        return wait
 
     def padded_rows(self, num_rows: int) -> int:
         """See `Engine.padded_rows`: nothing is padded."""

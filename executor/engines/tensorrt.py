@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from executor.engines.cuda.step_buffers import (
     pack,
     pad_generation,
 )
-from executor.engines.interface import EngineSpec, StepInputs
+from executor.engines.interface import Engine, EngineSpec, PendingLogits, StepInputs
 from executor.engines.openvino_padding import padded_sizes
 from executor.engines.tensorrt_plan import Context, Plan, PlanError
 from executor.engines.validate import validate_block_ids, validate_step
@@ -42,7 +43,7 @@ _NUM_SLOTS = 2
 """Steps that may be queued at once: while one runs, the next is packed."""
 
 
-class PendingStep(NamedTuple):
+class _PendingStep(NamedTuple):
     """A step that was queued."""
 
     slot: int
@@ -62,7 +63,7 @@ class _Slot:
     """Padded rows -> the network recorded for them; its context is kept as long as the graph."""
 
 
-class TensorRtEngine:
+class TensorRtEngine(Engine):
     """Implements `Engine` on a GPU. Owns the plan it is given; the device is the caller's."""
 
     def __init__(
@@ -126,22 +127,18 @@ class TensorRtEngine:
         self._generation_sizes = padded_sizes(spec.max_batch_size, 1)
         self._entries = blocks_per_sequence(spec)
 
-    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """See `Engine.execute`."""
-        return self.collect(self.submit(inputs))
-
-    def submit(self, inputs: StepInputs) -> PendingStep:
-        """Queue a step and return. At most two may be pending: the third takes the first one's buffers.
+    def submit(self, inputs: StepInputs) -> PendingLogits:
+        """See `Engine.submit`: the step is queued. A second may be while the first is pending; a third takes the
+        first one's buffers.
 
         Raises:
-            InvalidStepError: as `execute`; nothing was queued.
+            InvalidStepError: nothing was queued.
             PlanError, CudaError: the step could not be queued.
         """
         validate_step(inputs, self.spec, self.num_blocks)
-        return self._submit(inputs)
+        return partial(self._collect, self._submit(inputs))
 
-    def collect(self, pending: PendingStep) -> NDArray[np.float32]:
-        """Wait for a step's logits `[S, vocab_size]`; valid until its buffers are taken by the second step after it."""
+    def _collect(self, pending: _PendingStep) -> NDArray[np.float32]:
         slot = self._slots[pending.slot]
         self._device.synchronize(slot.copied)
         count = pending.num_sampled * self.spec.vocab_size
@@ -158,7 +155,7 @@ class TensorRtEngine:
         """Run the largest step of each profile, then every size of a generation step, and record those in graphs."""
         most = min(self.spec.max_num_tokens, self.spec.max_batch_size * self._entries * self.spec.tokens_per_block)
         for rows in sorted(set(self._plan.profile_rows), reverse=True):
-            self.collect(self._submit(self._padding_step(min(rows, most))))
+            self._collect(self._submit(self._padding_step(min(rows, most))))
         if not self._plan.can_be_captured:
             return
         for size in reversed(self._generation_sizes):
@@ -226,7 +223,7 @@ class TensorRtEngine:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, inputs: StepInputs) -> PendingStep:
+    def _submit(self, inputs: StepInputs) -> _PendingStep:
         index = self._next_slot
         self._next_slot = (index + 1) % _NUM_SLOTS
         slot, num_sampled = self._slots[index], len(inputs.sampled_rows)
@@ -246,7 +243,7 @@ class TensorRtEngine:
         if num_bytes:
             self._device.copy_to_host(slot.logits_on_host, 0, slot.logits, num_bytes, self._copies)
         self._device.record(slot.copied, self._copies)
-        return PendingStep(index, num_sampled)
+        return _PendingStep(index, num_sampled)
 
     def _graph_size(self, inputs: StepInputs, slot: _Slot) -> int | None:
         """The size whose graph computes the step; `None` if none was recorded for it."""

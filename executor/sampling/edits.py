@@ -1,4 +1,4 @@
-"""Changes to a few logits of many rows, gathered first and then made all at once.
+"""Changes to a few logits of many rows: gathered before there are logits, then made all at once.
 
 They are made in the order bias, penalties, bans, whatever the order they were noted in, and can be taken back.
 """
@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class LogitsEdits:
-    """The edits of one step. Within a row each kind names a token at most once, except bans."""
+class EditNotes:
+    """Gathers the edits of one step: without its logits, so that this can be done while they are computed.
+
+    Within a row each kind names a token at most once, except bans.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -22,8 +25,6 @@ class LogitsEdits:
         self._counts: list[NDArray[np.int64]] = []
         self._penalties: list[tuple[float, float, float]] = []
         self._banned: list[int] = []
-        self._replaced: list[_Replaced] = []
-        """Oldest first."""
 
     def add(self, row: int, token_ids: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         """Add `values[n]` to the logits of `token_ids[n]`."""
@@ -48,27 +49,70 @@ class LogitsEdits:
         begin = row * self._vocab_size
         self._banned += [begin + token_id for token_id in token_ids]
 
-    def apply(self, logits: NDArray[np.float32]) -> None:
-        """Make the edits in `logits` `[S, vocab]`, C-contiguous."""
-        flat = logits.reshape(-1)
+    def arrange(self) -> LogitsEdits:
+        """All that was noted, ready to be made."""
+        biases = penalties = bans = None
         if self._biases:
-            places = self._biased.places(self._vocab_size)
-            old = flat[places]
-            self._replace(flat, places, old, old + np.concatenate(self._biases))
+            biases = _Biases(self._biased.places(self._vocab_size), np.concatenate(self._biases))
         if self._counts:
-            places = self._penalized.places(self._vocab_size)
-            old = flat[places]
             counts = np.concatenate(self._counts)
             repetition, presence, frequency = np.repeat(
                 np.array(self._penalties, np.float32).T, self._penalized.lengths, axis=1
             )
-            values = np.where(old < 0, old * repetition, old / repetition)
-            values -= presence * (counts > 0)
-            values -= frequency * counts.astype(np.float32)
-            self._replace(flat, places, old, values)
+            subtracted = presence * (counts > 0), frequency * counts.astype(np.float32)
+            penalties = _Penalties(self._penalized.places(self._vocab_size), repetition, *subtracted)
         if self._banned:
-            places = np.array(self._banned, np.int64)
-            self._replace(flat, places, flat[places], np.full(len(places), -np.inf, np.float32))
+            bans = np.array(self._banned, np.int64)
+        return LogitsEdits(self._vocab_size, biases, penalties, bans)
+
+
+class _Biases(NamedTuple):
+    places: NDArray[np.int64]
+    """[n] in the flat logits"""
+    values: NDArray[np.float32]
+    """[n]"""
+
+
+class _Penalties(NamedTuple):
+    places: NDArray[np.int64]
+    """[n] in the flat logits"""
+    repetition: NDArray[np.float32]
+    """[n]"""
+    presence: NDArray[np.float32]
+    """[n] to be subtracted"""
+    frequency: NDArray[np.float32]
+    """[n] to be subtracted"""
+
+
+class LogitsEdits:
+    """The edits of one step, to be made in its logits and taken back."""
+
+    def __init__(
+        self, vocab_size: int, biases: _Biases | None, penalties: _Penalties | None, bans: NDArray[np.int64] | None
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._biases = biases
+        self._penalties = penalties
+        self._bans = bans
+        self._replaced: list[_Replaced] = []
+        """Oldest first."""
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Make the edits in `logits` `[S, vocab]`, C-contiguous."""
+        flat = logits.reshape(-1)
+        if self._biases is not None:
+            old = flat[self._biases.places]
+            self._replace(flat, self._biases.places, old, old + self._biases.values)
+        if self._penalties is not None:
+            places, repetition, presence, frequency = self._penalties
+            old = flat[places]
+            values = np.where(old < 0, old * repetition, old / repetition)
+            values -= presence
+            values -= frequency
+            self._replace(flat, places, old, values)
+        if self._bans is not None:
+            excluded = np.full(len(self._bans), -np.inf, np.float32)
+            self._replace(flat, self._bans, flat[self._bans], excluded)
 
     def undo(self, logits: NDArray[np.float32]) -> None:
         """Put back what `apply` replaced."""

@@ -24,6 +24,12 @@ class Edited(NamedTuple):
     state: SequenceState
 
 
+class RowMask(NamedTuple):
+    row: int
+    allowed: NDArray[np.uint32]
+    """[words] a bit for each token"""
+
+
 class RowEdits:
     """Edits whole rows in place. An error ends only the sequence it is about."""
 
@@ -56,22 +62,27 @@ class RowEdits:
                     logits[row] += sequence.state.dense_bias
         return errors
 
-    def mask(self, logits: NDArray[np.float32], sequences: Iterable[Edited]) -> dict[int, SamplingError]:
-        """Grammars: exclude what they do not allow. Returns errors by `place`."""
+    def masks(self, sequences: Iterable[Edited]) -> tuple[list[RowMask], dict[int, SamplingError]]:
+        """What the grammars allow in each of their rows, and errors by `place`. Needs no logits."""
+        masks: list[RowMask] = []
         errors: dict[int, SamplingError] = {}
         for sequence in sequences:
             grammar = sequence.state.grammar
             if grammar is None:
                 continue
-            masks = np.zeros((sequence.rows.num_rows, self._mask_words), np.uint32)
+            allowed = np.zeros((sequence.rows.num_rows, self._mask_words), np.uint32)
             try:
-                grammar.fill_masks(masks, sequence.rows.draft_token_ids)
+                grammar.fill_masks(allowed, sequence.rows.draft_token_ids)
             except SamplingError as error:
                 errors[sequence.place] = error
                 continue
-            for row, mask in zip(_row_numbers(sequence), masks, strict=True):
-                self._mask_applier.apply(logits[row], mask)
-        return errors
+            masks += map(RowMask, _row_numbers(sequence), allowed)
+        return masks, errors
+
+    def exclude(self, logits: NDArray[np.float32], masks: Iterable[RowMask]) -> None:
+        """What the grammars do not allow."""
+        for row, allowed in masks:
+            self._mask_applier.apply(logits[row], allowed)
 
 
 def _row_numbers(sequence: Edited) -> range:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from executor.sampling.counter_random import uniforms
 from executor.sampling.draw import DrawParameters, draw
-from executor.sampling.edits import LogitsEdits
+from executor.sampling.edits import EditNotes, LogitsEdits
 from executor.sampling.errors import InvalidLogitsError, NoTokenLeftError, SamplingError
 from executor.sampling.interface import (
     SampledRows,
@@ -21,13 +21,13 @@ from executor.sampling.known_maxima import KnownMaxima
 from executor.sampling.log_probs import RawLogProbs
 from executor.sampling.ranking import RankedTokens, rank_most_likely
 from executor.sampling.raw_reductions import RawReducer
-from executor.sampling.row_edits import Edited, RowEdits
+from executor.sampling.row_edits import Edited, RowEdits, RowMask
 from executor.sampling.row_passes import Maxima, RowPasses
 from executor.sampling.slots import Needs, Slots
 
 
-class _Step(NamedTuple):
-    """The rows of a step, in the order of its sequences."""
+class PreparedStep(NamedTuple):
+    """What is known of a step without its logits: its rows, in the order of its sequences, and what changes in them."""
 
     sequences: Sequence[SampledRows]
     slots: list[int]
@@ -40,14 +40,11 @@ class _Step(NamedTuple):
     """[R] the slots' records."""
     positions: NDArray[np.int64]
     """[R] index in the sequence of the token that is drawn."""
-
-
-class _Followed(NamedTuple):
-    """What the sequences' histories say of the step's rows."""
-
     top_p: NDArray[np.float64]
     """[R]"""
+    edits: LogitsEdits
     by_row: list[Edited]
+    masks: list[RowMask]
     errors: dict[int, SamplingError]
     """By sequence."""
 
@@ -93,62 +90,33 @@ class Sampler:
         self._slots.close(request_id)
 
     def sample(self, logits: NDArray[np.float32], sequences: Sequence[SampledRows]) -> list[SampledSequence]:
-        """Draw the tokens of a step.
+        """`prepare` and `draw`, for those who have the logits already."""
+        return self.draw(logits, self.prepare(sequences))
+
+    def prepare(self, sequences: Sequence[SampledRows]) -> PreparedStep:
+        """Take in the new tokens of each sequence and gather what changes in its rows, while the logits are computed.
 
         Args:
-            logits: float32 `[S, vocab_size]`. Scratch: what it holds afterwards is undefined.
             sequences: whose rows they are; each row belongs to at most one of them.
 
-        Returns:
-            One entry for each of `sequences`, in order. A sequence that cannot be drawn has an `error`; it never
-            affects the others.
-
         Raises:
-            ValueError: shapes or row numbers that do not fit together.
+            ValueError: row numbers and drafts that do not fit together.
             KeyError: a sequence that is not open.
         """
-        if not sequences:
-            return []
-        step = self._lay_out(logits, sequences)
-        logits = np.require(logits, requirements=["C", "W"])
-        edits = LogitsEdits(self.vocab_size)
-        followed, raw = self._follow_and_reduce(logits, step, edits)
-        raw_rows: dict[int, NDArray[np.float32]] = {}
-        if step.needs & Needs.RAW_LOGITS and step.needs & Needs.ROW_EDITS:
-            raw_rows = self._keep_raw_rows(logits, step)
-        self._edit(logits, followed, edits)
-
-        known = None if raw is None or not step.needs & Needs.DRAW else _known(logits, step, edits, raw)
-        token_ids, levels = self._draw(logits, step, followed.top_p, known)
-        sampled = self._accepted(step, token_ids, levels, followed.errors)
-        if step.needs & Needs.RAW_LOGITS:
-            edits.undo(logits)
-            for row, values in raw_rows.items():
-                logits[row] = values
-            self._report(logits, step, sampled, None if raw is None else raw.log_probs)
-        return sampled
-
-    def _lay_out(self, logits: NDArray[np.float32], sequences: Sequence[SampledRows]) -> _Step:
-        """Check that rows, drafts and logits fit together, and look up the rows' parameters."""
-        if logits.ndim != 2 or logits.shape[1] != self.vocab_size or logits.dtype != np.float32:
-            raise ValueError(
-                f"logits are {logits.dtype} {list(logits.shape)}; they must be float32 [rows, {self.vocab_size}]"
-            )
         slots = self._slots.find([sequence.request_id for sequence in sequences])
-        first, lengths, num_rows, num_drafts = np.array(
-            [
-                (sequence.first_row, len(sequence.token_ids), sequence.num_rows, len(sequence.draft_token_ids))
-                for sequence in sequences
-            ]
-        ).T
-        wrong = np.flatnonzero((num_rows != 1 + num_drafts) | (first < 0) | (first + num_rows > len(logits)))
-        if wrong.size:
-            sequence = sequences[wrong[0]]
-            end = sequence.first_row + sequence.num_rows
-            raise ValueError(
-                f"request {sequence.request_id} has rows {sequence.first_row} to {end} of {len(logits)} for "
-                f"{len(sequence.draft_token_ids)} drafts; it needs one row more than drafts"
+        first, lengths, num_rows, num_drafts = (
+            np.array(
+                [
+                    (sequence.first_row, len(sequence.token_ids), sequence.num_rows, len(sequence.draft_token_ids))
+                    for sequence in sequences
+                ]
             )
+            .reshape(-1, 4)
+            .T
+        )
+        wrong = np.flatnonzero((num_rows != 1 + num_drafts) | (first < 0))
+        if wrong.size:
+            raise _rows_refused(sequences[wrong[0]], None)
         parameters = self._slots.table[slots]
         needs = int(np.bitwise_or.reduce(parameters["needs"]))
         if len(sequences) < num_rows.sum():
@@ -157,45 +125,74 @@ class Sampler:
             parameters = np.repeat(parameters, num_rows)
             first = np.repeat(first, num_rows) + steps
             lengths = np.repeat(lengths, num_rows) + steps
-        return _Step(sequences, slots, needs, first, parameters, lengths)
+        notes = EditNotes(self.vocab_size)
+        step = PreparedStep(
+            sequences, slots, needs, first, parameters, lengths, parameters["top_p"].copy(), notes.arrange(), [], [], {}
+        )
+        if not needs & Needs.STATE:
+            return step
+        self._follow(step, notes)
+        masks: list[RowMask] = []
+        if step.by_row:
+            masks, errors = self._row_edits.masks(step.by_row)
+            step.errors.update(errors)
+        return step._replace(edits=notes.arrange(), masks=masks)
 
-    def _keep_raw_rows(self, logits: NDArray[np.float32], step: _Step) -> dict[int, NDArray[np.float32]]:
+    def draw(self, logits: NDArray[np.float32], step: PreparedStep) -> list[SampledSequence]:
+        """Draw the tokens of a step.
+
+        Args:
+            logits: float32 `[S, vocab_size]`. Scratch: what it holds afterwards is undefined.
+            step: what `prepare` gave for its sequences; used up.
+
+        Returns:
+            One entry for each sequence, in order. A sequence that cannot be drawn has an `error`; it never affects the
+            others.
+
+        Raises:
+            ValueError: logits of another shape or type, or without some of the rows.
+        """
+        if not step.sequences:
+            return []
+        self._check(logits, step)
+        logits = np.require(logits, requirements=["C", "W"])
+        raw = self._reduce(logits, step) if step.needs & Needs.LOG_PROBS else None
+        raw_rows: dict[int, NDArray[np.float32]] = {}
+        if step.needs & Needs.RAW_LOGITS and step.needs & Needs.ROW_EDITS:
+            raw_rows = self._keep_raw_rows(logits, step)
+        self._edit(logits, step)
+
+        known = None if raw is None or not step.needs & Needs.DRAW else _known(logits, step, raw)
+        token_ids, levels = self._draw(logits, step, known)
+        sampled = self._accepted(step, token_ids, levels)
+        if step.needs & Needs.RAW_LOGITS:
+            step.edits.undo(logits)
+            for row, values in raw_rows.items():
+                logits[row] = values
+            self._report(logits, step, sampled, None if raw is None else raw.log_probs)
+        return sampled
+
+    def _check(self, logits: NDArray[np.float32], step: PreparedStep) -> None:
+        """That rows and logits fit together."""
+        if logits.ndim != 2 or logits.shape[1] != self.vocab_size or logits.dtype != np.float32:
+            raise ValueError(
+                f"logits are {logits.dtype} {list(logits.shape)}; they must be float32 [rows, {self.vocab_size}]"
+            )
+        if step.rows.max() >= len(logits):
+            raise next(
+                _rows_refused(sequence, len(logits))
+                for sequence in step.sequences
+                if sequence.first_row + sequence.num_rows > len(logits)
+            )
+
+    def _keep_raw_rows(self, logits: NDArray[np.float32], step: PreparedStep) -> dict[int, NDArray[np.float32]]:
         """Copies of the rows that are edited as a whole and wanted raw afterwards."""
         needs = step.parameters["needs"]
         wanted = ((needs & Needs.RAW_LOGITS) != 0) & ((needs & Needs.ROW_EDITS) != 0)
         return {row: logits[row].copy() for row in step.rows[wanted].tolist()}
 
-    def _follow_and_reduce(
-        self, logits: NDArray[np.float32], step: _Step, edits: LogitsEdits
-    ) -> tuple[_Followed, _Raw | None]:
-        """`_follow`, and meanwhile what is reported of the raw logits, where something is."""
-        if not step.needs & Needs.LOG_PROBS:
-            return self._follow(step, edits), None
-        reported = (step.parameters["needs"] & Needs.LOG_PROBS) != 0
-        rows = step.rows[reported]
-        first = int(rows.min())
-        self._raw_reducer.start_maxima(logits[first : int(rows.max()) + 1])
-        try:
-            followed = self._follow(step, edits)
-        finally:  # nobody may change the logits before
-            maxima = self._raw_reducer.maxima()
-        counts = step.parameters["num_top_log_probs"][reported]
-        rows, counts = rows[counts > 0], counts[counts > 0]
-        ranked = RankedTokens(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
-        self._raw_reducer.start_sums()
-        try:
-            if rows.size:
-                some = maxima if len(rows) == len(maxima.fine) else maxima.take(rows - first)
-                ranked = rank_most_likely(logits, rows, some, counts)
-        finally:
-            normalizers = self._raw_reducer.normalizers()
-        return followed, _Raw(first, maxima, RawLogProbs(first, normalizers, rows, ranked))
-
-    def _follow(self, step: _Step, edits: LogitsEdits) -> _Followed:
-        """Take in the new tokens of each sequence, and note what changes in its rows. Does not look at logits."""
-        followed = _Followed(step.parameters["top_p"].copy(), [], {})
-        if not step.needs & Needs.STATE:
-            return followed
+    def _follow(self, step: PreparedStep, notes: EditNotes) -> None:
+        """Take in the new tokens of each sequence, and note what changes in its rows."""
         needs: list[int] = self._slots.table["needs"][step.slots].tolist()
         place = 0
         for index, sequence in enumerate(step.sequences):
@@ -204,26 +201,44 @@ class Sampler:
                 try:
                     state.follow(sequence.token_ids)
                 except SamplingError as error:
-                    followed.errors[index] = error
-                if needs[index] & Needs.ROW_EDITS and index not in followed.errors:
-                    followed.by_row.append(Edited(index, sequence, state))
+                    step.errors[index] = error
+                if needs[index] & Needs.ROW_EDITS and index not in step.errors:
+                    step.by_row.append(Edited(index, sequence, state))
                 if needs[index] & Needs.EDITS:
-                    state.collect(sequence, edits, followed.top_p[place : place + sequence.num_rows])
+                    state.collect(sequence, notes, step.top_p[place : place + sequence.num_rows])
             place += sequence.num_rows
-        return followed
 
-    def _edit(self, logits: NDArray[np.float32], followed: _Followed, edits: LogitsEdits) -> None:
-        """Make all edits; errors go to `followed`."""
-        errors = followed.errors
-        errors |= self._row_edits.process(logits, followed.by_row)
-        edits.apply(logits)
-        errors |= self._row_edits.mask(logits, [edited for edited in followed.by_row if edited.place not in errors])
+    def _reduce(self, logits: NDArray[np.float32], step: PreparedStep) -> _Raw:
+        """What is reported of the raw logits."""
+        reported = (step.parameters["needs"] & Needs.LOG_PROBS) != 0
+        rows = step.rows[reported]
+        first = int(rows.min())
+        self._raw_reducer.start_maxima(logits[first : int(rows.max()) + 1])
+        maxima = self._raw_reducer.maxima()
+        counts = step.parameters["num_top_log_probs"][reported]
+        rows, counts = rows[counts > 0], counts[counts > 0]
+        ranked = RankedTokens(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
+        self._raw_reducer.start_sums()
+        try:
+            if rows.size:
+                some = maxima if len(rows) == len(maxima.fine) else maxima.take(rows - first)
+                ranked = rank_most_likely(logits, rows, some, counts)
+        finally:  # nobody may change the logits before
+            normalizers = self._raw_reducer.normalizers()
+        return _Raw(first, maxima, RawLogProbs(first, normalizers, rows, ranked))
+
+    def _edit(self, logits: NDArray[np.float32], step: PreparedStep) -> None:
+        """Make all edits; errors of post-processors go to `step.errors`."""
+        if step.by_row:
+            by_row = [edited for edited in step.by_row if edited.place not in step.errors]
+            step.errors.update(self._row_edits.process(logits, by_row))
+        step.edits.apply(logits)
+        self._row_edits.exclude(logits, step.masks)
 
     def _draw(
         self,
         logits: NDArray[np.float32],
-        step: _Step,
-        top_p: NDArray[np.float64],
+        step: PreparedStep,
         known: KnownMaxima | None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A token for each row, and a logit of it: finite, or why the row cannot be drawn from (see `draw`)."""
@@ -239,7 +254,7 @@ class Sampler:
         parameters = DrawParameters(
             temperature=chosen["temperature"],
             top_k=chosen["top_k"],
-            top_p=top_p[which],
+            top_p=step.top_p[which],
             min_p=chosen["min_p"],
             uniform=uniforms(chosen["stream"], step.positions[which]),
         )
@@ -248,20 +263,19 @@ class Sampler:
 
     def _accepted(
         self,
-        step: _Step,
+        step: PreparedStep,
         token_ids: NDArray[np.int64],
         levels: NDArray[np.float32],
-        errors: dict[int, SamplingError],
     ) -> list[SampledSequence]:
         """Go along each sequence's rows for as long as the drawn token is the draft that the next row stands on, and
         does not end the output."""
-        if len(step.rows) == len(step.sequences) and not errors and np.isfinite(levels).all():
+        if len(step.rows) == len(step.sequences) and not step.errors and np.isfinite(levels).all():
             return [SampledSequence([token_id]) for token_id in token_ids.tolist()]
         drawn = list(zip(token_ids.tolist(), levels.tolist(), strict=True))
         sampled = []
         place = 0
         for index, sequence in enumerate(step.sequences):
-            result = SampledSequence([], error=errors.get(index))
+            result = SampledSequence([], error=step.errors.get(index))
             if result.error is None:
                 ends = self._slots.state(step.slots[index]).end_ids
                 _accept(result, sequence, drawn[place : place + sequence.num_rows], ends)
@@ -272,7 +286,7 @@ class Sampler:
     def _report(
         self,
         logits: NDArray[np.float32],
-        step: _Step,
+        step: PreparedStep,
         sampled: list[SampledSequence],
         log_probs: RawLogProbs | None,
     ) -> None:
@@ -302,14 +316,23 @@ class Sampler:
             begin = end
 
 
-def _known(logits: NDArray[np.float32], step: _Step, edits: LogitsEdits, raw: _Raw) -> KnownMaxima:
+def _known(logits: NDArray[np.float32], step: PreparedStep, raw: _Raw) -> KnownMaxima:
     """Maxima of the edited rows from those of the raw ones, which are used up; rows edited as a whole are unknown."""
     is_known = np.isfinite(raw.log_probs.normalizers)
     if step.needs & Needs.ROW_EDITS:
         changed = step.rows[(step.parameters["needs"] & Needs.ROW_EDITS) != 0] - raw.first
         is_known[changed[(changed >= 0) & (changed < len(is_known))]] = False
-    edits.refresh(logits, raw.maxima.fine, raw.first)
+    step.edits.refresh(logits, raw.maxima.fine, raw.first)
     return KnownMaxima(raw.first, Maxima.of(raw.maxima.fine), is_known)
+
+
+def _rows_refused(sequence: SampledRows, num_logits: int | None) -> ValueError:
+    end = sequence.first_row + sequence.num_rows
+    of_all = "" if num_logits is None else f" of {num_logits}"
+    return ValueError(
+        f"request {sequence.request_id} has rows {sequence.first_row} to {end}{of_all} for "
+        f"{len(sequence.draft_token_ids)} drafts; it needs one row more than drafts"
+    )
 
 
 def _accept(

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.sampling.edits import LogitsEdits
+from executor.sampling.edits import EditNotes
 from executor.sampling.history import DecayingTopP, RepeatedNgrams, TokenCounts, Words
 from executor.sampling.interface import SampledRows, SamplingSpec
 from executor.sampling.processors import BatchedProcessor, Processor
@@ -149,7 +149,7 @@ class SequenceState:
         if self._counts is not None:
             self._counts.pop(token_id)
 
-    def collect(self, sequence: SampledRows, edits: LogitsEdits, top_p: NDArray[np.float64]) -> None:
+    def collect(self, sequence: SampledRows, edits: EditNotes, top_p: NDArray[np.float64]) -> None:
         """Note what changes in the sequence's rows, and write a decaying `top_p` for each of them.
 
         Drafts are pushed for the rows that stand on them, and popped.
@@ -165,7 +165,7 @@ class SequenceState:
         for _ in sequence.draft_token_ids:
             self.pop()
 
-    def _collect(self, row: int, edits: LogitsEdits) -> None:
+    def _collect(self, row: int, edits: EditNotes) -> None:
         """Note what changes in the row that follows the tokens so far."""
         if self._bias is not None:
             edits.add(row, *self._bias)

@@ -138,7 +138,7 @@ def test_steps_queued_ahead_give_what_they_give_one_by_one(
     for index in range(len(steps)):
         if index + num_ahead < len(steps):
             pending.append(engine.submit(steps[index + num_ahead]))
-        np.testing.assert_array_equal(engine.collect(pending[index]), expected[index])
+        np.testing.assert_array_equal(pending[index](), expected[index])
     engine.close()
     device.check_nothing_is_left()
 

@@ -31,6 +31,7 @@ from executor import (
     SchedulerConfig,
     UnsupportedFeatureError,
 )
+from executor.engines.interface import StepInputs
 
 OpenExecutor = Callable[..., Executor]
 WAIT = timedelta(seconds=30)
@@ -374,16 +375,26 @@ def test_an_allotted_time_ends_a_request_that_was_never_scheduled(open_executor:
     finish(executor, blocker)
 
 
-def test_a_failing_step_ends_its_requests_with_an_error_and_the_loop_goes_on(open_executor: OpenExecutor) -> None:
+@pytest.mark.parametrize("when", ["while it is begun", "while it is computed", "beside it"])
+def test_a_failing_step_ends_its_requests_with_an_error_and_the_loop_goes_on(
+    open_executor: OpenExecutor, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executor = open_executor()
     expected = run(executor, [request([3, 4, 5])])
-    healthy = executor._engine.execute
+    submit = executor._engine.submit
 
-    def failing(*_: object) -> None:
-        executor._engine.execute = healthy  # type: ignore[method-assign]
+    def fail(*_: object) -> None:
+        monkeypatch.undo()
         raise RuntimeError("device lost")
 
-    executor._engine.execute = failing  # type: ignore[method-assign]
+    def failing_later(inputs: StepInputs) -> Callable[[], None]:
+        submit(inputs)()
+        return fail
+
+    if when == "beside it":
+        monkeypatch.setattr(executor._loop._step._sampler, "prepare", fail)
+    else:
+        monkeypatch.setattr(executor._engine, "submit", fail if when == "while it is begun" else failing_later)
     with executor._loop.batch_manager_lock:
         ids = executor.enqueue_requests([request(prompt) for prompt in prompts(3)])
     for each in ids:

@@ -186,7 +186,7 @@ def test_ending_by_itself_gives_one_final_response(executor: Executor, option: s
 def test_a_failing_step_gives_one_final_error_and_others_run(
     executor: Executor, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy = executor._engine.execute
+    healthy = executor._engine.submit
     num_steps = 0
 
     def failing(*arguments: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_failing_step_gives_one_final_error_and_others_run(
             raise RuntimeError("device lost")
         return healthy(*arguments)
 
-    monkeypatch.setattr(executor._engine, "execute", failing)
+    monkeypatch.setattr(executor._engine, "submit", failing)
     heard = Heard()
     each = wanted(option, streaming=True)
     executor.enqueue_request(each, listener=heard)

@@ -90,7 +90,7 @@ def test_a_failed_request_has_a_receipt_with_its_error(
     def broken(*_: object) -> None:
         raise RuntimeError("no engine today")
 
-    monkeypatch.setattr(executor._engine, "execute", broken)
+    monkeypatch.setattr(executor._engine, "submit", broken)
     request_id = executor.enqueue_request(request([5, 6], 4))
     finish(executor, request_id)
     assert "no engine today" in executor.get_receipt(request_id).error

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from engine_build.builder import build_engine, resolve_build_config
 from engine_build.targets.select import select_target
@@ -23,7 +22,7 @@ from executor import (
     SamplingConfig,
     SchedulerConfig,
 )
-from executor.engines.interface import Engine, StepInputs
+from executor.engines.interface import Engine, PendingLogits, StepInputs
 from executor.engines.openvino import OpenVinoEngine
 from executor.engines.reference import ReferenceEngine
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
@@ -161,21 +160,21 @@ def test_what_was_given_back_is_not_read(engine_dir: Path, monkeypatch: pytest.M
     with open_executor(engine_dir, {"max_tokens": 12 * BLOCK}) as executor:
         expected = [each[-1].result.output_token_ids for each in run(executor, *wanted)]
     for engine in (ReferenceEngine, OpenVinoEngine):
-        monkeypatch.setattr(engine, "execute", _poisoning(engine.execute))
+        monkeypatch.setattr(engine, "submit", _poisoning(engine.submit))
     with open_executor(engine_dir, {"max_tokens": 12 * BLOCK}) as executor:
         assert [each[-1].result.output_token_ids for each in run(executor, *wanted)] == expected
 
 
 def _poisoning(
-    execute: Callable[[Any, StepInputs], NDArray[np.float32]],
-) -> Callable[[Engine, StepInputs], NDArray[np.float32]]:
-    def poison_and_execute(engine: Engine, inputs: StepInputs) -> NDArray[np.float32]:
+    submit: Callable[[Any, StepInputs], PendingLogits],
+) -> Callable[[Engine, StepInputs], PendingLogits]:
+    def poison_and_submit(engine: Engine, inputs: StepInputs) -> PendingLogits:
         nan = np.full(engine.spec.kv_bytes_per_block // 4, np.nan, np.float32).view(np.uint8)
         for block_id in set(range(engine.num_blocks)) - set(inputs.block_indices.tolist()):
             engine.write_block(block_id, nan)
-        return execute(engine, inputs)
+        return submit(engine, inputs)
 
-    return poison_and_execute
+    return poison_and_submit
 
 
 def test_events_tell_the_window(engine_dir: Path) -> None:

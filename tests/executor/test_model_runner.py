@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from batch_manager.plan import BlockCopy, IterationPlan, Phase, ScheduledRequest
 from batch_manager.request import Request
-from executor.engines.interface import EngineSpec, StepInputs
+from executor.engines.interface import Engine, EngineSpec, PendingLogits, StepInputs
 from executor.model_runner import InvalidPlanError, ModelRunner
 
 VOCAB_SIZE = 50
 
 
-class RecordingEngine:
+class RecordingEngine(Engine):
     """Logits of sampled row i are all i; remembers the order of what it was asked to do."""
 
     def __init__(self, tokens_per_block: int = 4) -> None:
@@ -37,10 +37,10 @@ class RecordingEngine:
         self.num_blocks = 1000
         self.calls: list[tuple[str, object]] = []
 
-    def execute(self, inputs: StepInputs) -> NDArray[np.float32]:
-        self.calls.append(("execute", inputs))
+    def submit(self, inputs: StepInputs) -> PendingLogits:
+        self.calls.append(("submit", inputs))
         rows = np.arange(len(inputs.sampled_rows), dtype=np.float32)
-        return np.repeat(rows[:, None], VOCAB_SIZE, axis=1)
+        return lambda: np.repeat(rows[:, None], VOCAB_SIZE, axis=1)
 
     def padded_rows(self, num_rows: int) -> int:
         return num_rows
@@ -108,7 +108,7 @@ def test_each_request_gets_its_own_rows_of_the_logits() -> None:
     silent = schedule(make_request(0, list(range(8)), [0, 1]), 0, 8, samples=False)
     verify = schedule(make_request(1, list(range(6)), [2, 3], drafts=[1, 2]), 5, 3, drafts=2)
     decode = schedule(make_request(2, list(range(5)), [4, 5]), 4, 1)
-    step = ModelRunner(RecordingEngine()).execute(make_plan(silent, verify, decode))
+    step = ModelRunner(RecordingEngine()).submit(make_plan(silent, verify, decode)).wait()
     assert [step.logits[rows][:, 0].tolist() for rows in step.rows] == [[], [0, 1, 2], [3]]
 
 
@@ -119,7 +119,7 @@ def test_a_request_whose_logits_are_all_wanted_gets_every_computed_row_and_no_re
     runner = ModelRunner(RecordingEngine(), min_rows_per_sequence=2)
     plan = make_plan(chunk, decode, verify)
     assert runner.prepare(plan, all_rows_of={0, 2}).sampled_rows.tolist() == [1, 2, 3, 5, 6, 7, 8]
-    step = runner.execute(plan, all_rows_of={0, 2})
+    step = runner.submit(plan, all_rows_of={0, 2}).wait()
     assert [step.logits[rows][:, 0].tolist() for rows in step.computed_rows] == [[0, 1, 2], [], [4, 5, 6]]
     assert [step.logits[rows][:, 0].tolist() for rows in step.rows] == [[], [3], [5, 6]]
 
@@ -128,9 +128,9 @@ def test_blocks_are_copied_before_the_step_and_not_mentioned_when_there_are_none
     engine = RecordingEngine()
     runner = ModelRunner(engine)
     entry = schedule(make_request(0, [1, 2, 3], [5]), 2, 1)
-    runner.execute(make_plan(entry, copies=[BlockCopy(9, 5, 2), BlockCopy(8, 6, 1)]))
-    runner.execute(make_plan(entry))
-    assert [name for name, _ in engine.calls] == ["copy", "execute", "execute"]
+    runner.submit(make_plan(entry, copies=[BlockCopy(9, 5, 2), BlockCopy(8, 6, 1)]))
+    runner.submit(make_plan(entry))
+    assert [name for name, _ in engine.calls] == ["copy", "submit", "submit"]
     assert engine.calls[0][1] == ([9, 8], [5, 6])
 
 
@@ -187,7 +187,7 @@ def test_a_plan_that_cannot_be_run_is_refused_before_anything_is_copied(refusal:
     engine = RecordingEngine()
     plan = make_plan(refusal.entry, copies=[BlockCopy(0, 1, 1)])
     with pytest.raises(InvalidPlanError, match=refusal.message):
-        ModelRunner(engine, min_rows_per_sequence=2).execute(plan)
+        ModelRunner(engine, min_rows_per_sequence=2).submit(plan)
     assert engine.calls == []
 
 

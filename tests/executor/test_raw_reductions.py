@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from executor.api.sampling_config import SamplingConfig
 from executor.sampling import SampledRows, Sampler, SamplingSpec
-from executor.sampling.edits import LogitsEdits
+from executor.sampling.edits import EditNotes
 from executor.sampling.raw_reductions import RawReducer
 from executor.sampling.row_passes import Maxima, RowPasses
 
@@ -89,16 +89,17 @@ def test_maxima_kept_up_to_date_are_those_of_the_edited_rows(data: st.DataObject
     logits = generator.integers(-4, 5, (rows, vocab)).astype(np.float32)
     passes = RowPasses(vocab)
     fine = passes.maxima(logits, np.arange(first, end)).fine
-    edits = LogitsEdits(vocab)
+    notes = EditNotes(vocab)
     for row in range(rows):
         likely = np.argsort(logits[row])[-(vocab // 3) :]
         count = data.draw(st.integers(0, 20))
         biased = generator.choice(likely, min(count, len(likely)), replace=False)
-        edits.add(row, biased, generator.integers(-9, 10, len(biased)).astype(np.float32))
+        notes.add(row, biased, generator.integers(-9, 10, len(biased)).astype(np.float32))
         penalized = np.unique(np.append(biased[: len(biased) // 2], generator.integers(0, vocab, count)))
         counts = generator.integers(0, 3, len(penalized))
-        edits.penalize(row, penalized, counts, data.draw(st.sampled_from([(1.5, 1.0, 0.5), (0.5, -2.0, -1.0)])))
-        edits.ban(row, generator.integers(0, vocab, count).tolist())
+        notes.penalize(row, penalized, counts, data.draw(st.sampled_from([(1.5, 1.0, 0.5), (0.5, -2.0, -1.0)])))
+        notes.ban(row, generator.integers(0, vocab, count).tolist())
+    edits = notes.arrange()
     edits.apply(logits)
     edits.refresh(logits, fine, first)
     np.testing.assert_array_equal(fine, passes.maxima(logits, np.arange(first, end)).fine)

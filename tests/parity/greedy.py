@@ -24,7 +24,7 @@ def greedy(
     if num_blocks > engine.num_blocks:
         raise ValueError(f"{len(prompts)} prompts need {num_blocks} blocks, the engine has {engine.num_blocks}")
     while plan := _next_plan(requests, engine.spec.max_num_tokens, min_rows_per_sequence):
-        step = runner.execute(plan)
+        step = runner.submit(plan).wait()
         for entry, rows in zip(plan.scheduled, step.rows, strict=True):
             entry.request.num_computed_tokens += entry.num_scheduled_tokens
             if entry.samples:
