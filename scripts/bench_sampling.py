@@ -1,7 +1,8 @@
-"""Measures the sampler: options x milliseconds, and the share of a decode step that every option together takes.
+"""Measures the sampler: options x milliseconds, and what every option together adds to a decode step.
 
-The logits look like a language model's: most tokens far below a few likely ones. With `--engine_dir` a decode step of
-that engine at the same number of rows is measured in between, so that the ratio is of one run on one machine.
+The logits look like a language model's: most tokens far below a few likely ones. With `--engine_dir` three things are
+done in turns at the same number of rows: a decode step of that engine alone, the same step with everything prepared
+beside it and drawn after it, as the Executor does, and the options of the table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.api.sampling_config import SamplingConfig
-from executor.engines.interface import Engine, StepInputs
+from executor.engines.interface import Engine, PendingLogits, StepInputs
 from executor.engines.open import open_engine
 from executor.sampling import SampledRows, Sampler, SamplingSpec
 from executor.sampling.grammar_compiler import CompiledGrammar, GrammarCompiler
@@ -79,24 +80,33 @@ def spec(fields: dict[str, Any], prompt: list[int], index: int, grammar: Compile
 
 
 class Measured:
-    """One row of the table: a sampler of its own, with `rows` sequences that grow by a token a step."""
+    """A sampler of its own, with `rows` sequences that grow by a token a step."""
 
     def __init__(self, vocab_size: int, rows: int, fields: dict[str, Any], grammar: CompiledGrammar | None) -> None:
         generator = np.random.default_rng(7)
         self._sampler = Sampler(vocab_size)
         self._tokens: list[list[int]] = []
         self.seconds: list[float] = []
+        """Of whole steps."""
+        self.seconds_after: list[float] = []
+        """Of what is done once there are logits."""
         for index in range(rows):
             # Words of a text repeat: about 300 different tokens of 512.
             prompt = np.minimum(generator.zipf(1.3, HISTORY), vocab_size - 1).tolist()
             self._sampler.open(index, spec(fields, prompt, index, grammar))
             self._tokens.append(prompt)
 
-    def step(self, logits: NDArray[np.float32]) -> None:
+    def step(self, submit: Callable[[], PendingLogits]) -> None:
         sequences = [SampledRows(index, tokens, [], index, 1) for index, tokens in enumerate(self._tokens)]
         started = time.perf_counter()
-        results = self._sampler.sample(logits, sequences)
-        self.seconds.append(time.perf_counter() - started)
+        pending = submit()
+        prepared = self._sampler.prepare(sequences)
+        logits = pending()
+        has_logits = time.perf_counter()
+        results = self._sampler.draw(logits, prepared)
+        ended = time.perf_counter()
+        self.seconds.append(ended - started)
+        self.seconds_after.append(ended - has_logits)
         for tokens, result in zip(self._tokens, results, strict=True):
             if result.error is not None:
                 raise result.error
@@ -113,7 +123,7 @@ def model_like_logits(rows: int, vocab_size: int) -> NDArray[np.float32]:
     return logits
 
 
-def decode_step(engine: Engine, rows: int) -> Callable[[], NDArray[np.float32]]:
+def decode_step(engine: Engine, rows: int) -> Callable[[], PendingLogits]:
     """A step of `rows` sequences that each have `ENGINE_HISTORY` tokens in the pool."""
     blocks = -(-(ENGINE_HISTORY + 1) // engine.spec.tokens_per_block)
     begins = np.arange(rows + 1, dtype=np.int32)
@@ -126,7 +136,7 @@ def decode_step(engine: Engine, rows: int) -> Callable[[], NDArray[np.float32]]:
         block_indices_begins=begins * np.int32(blocks),
         sampled_rows=np.arange(rows, dtype=np.int64),
     )
-    return lambda: engine.execute(inputs)
+    return lambda: engine.submit(inputs)
 
 
 def main(
@@ -136,7 +146,8 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="10 steps instead of 100.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is one JSON object.")] = False,
 ) -> None:
-    """Print the median of each row; `share_of_step` is that of every option together, null without an engine."""
+    """Print the median of each row; `share_of_step` is what every option together adds to a step, null without an
+    engine."""
     console = Console()
     engine: Engine | None = None
     rows_of_table: dict[str, dict[str, Any]]
@@ -157,31 +168,39 @@ def main(
 
     raw = model_like_logits(rows, vocab_size)
     logits = np.empty_like(raw)
-    step = None if engine is None else decode_step(engine, rows)
+    submit = None if engine is None else decode_step(engine, rows)
     step_seconds: list[float] = []
+    beside_step = Measured(vocab_size, rows, rows_of_table[EVERYTHING], None)
     for _ in range(10 if quick else 100):
-        if step is not None:
+        if submit is not None:
             started = time.perf_counter()
-            step()
+            submit()()
             step_seconds.append(time.perf_counter() - started)
+            beside_step.step(submit)
         for one in measured.values():
             np.copyto(logits, raw)
-            one.step(logits)
+            one.step(lambda: lambda: logits)
 
     milliseconds = {name: median(one.seconds) * 1e3 for name, one in measured.items()}
-    step_ms = median(step_seconds) * 1e3 if step_seconds else None
-    share = None if step_ms is None else milliseconds[EVERYTHING] / step_ms
     table = Table(title=f"{rows} rows of {vocab_size} logits, median of {len(measured[EVERYTHING].seconds)}")
     table.add_column("option")
     table.add_column("ms", justify="right")
     for name, value in milliseconds.items():
         table.add_row(name, f"{value:.2f}")
-    if step_ms is not None:
-        table.add_row("a decode step of the engine", f"{step_ms:.1f}")
+    step_ms = with_everything_ms = after_ms = share = None
+    if step_seconds:
+        step_ms = median(step_seconds) * 1e3
+        with_everything_ms = median(beside_step.seconds) * 1e3
+        after_ms = median(beside_step.seconds_after) * 1e3
+        share = with_everything_ms / step_ms - 1
+        table.add_row("a decode step of the engine", f"{step_ms:.1f}", style="bold")
+        table.add_row("the same with everything, prepared beside it", f"{with_everything_ms:.1f}")
+        table.add_row("of that, after the step", f"{after_ms:.2f}")
     console.print(table)
     console.print(f"share of a step: {'not measured (no --engine_dir)' if share is None else f'{share:.1%}'}")
     if as_json:
-        print(json.dumps({"rows": rows, "ms": milliseconds, "step_ms": step_ms, "share_of_step": share}))
+        figures = {"step_ms": step_ms, "step_with_everything_ms": with_everything_ms, "after_step_ms": after_ms}
+        print(json.dumps({"rows": rows, "ms": milliseconds, **figures, "share_of_step": share}))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""What log probabilities need of whole rows, computed by OpenVINO beside the interpreter.
+"""What log probabilities need of whole rows, computed by OpenVINO in one go.
 
 ```
 logits [R, vocab] ─┬─► maximum of each fine group        [R, fine groups]     for the most likely tokens
    (raw)           └─► exp ─► sum over each sum group    [R, sum groups]      ─► logarithm of their sum [R]
 ```
 
-Groups are those of `row_passes.py`, which is the definition. Here all cores work on it, without the interpreter lock:
-the maxima while the edits of the rows are gathered, the sums while the most likely tokens are ranked. What comes out
-for a row depends on that row alone, to the bit.
+Groups are those of `row_passes.py`, which is the definition. Here all cores work on it, without the interpreter lock.
+What comes out for a row depends on that row alone, to the bit.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,66 +25,57 @@ if TYPE_CHECKING:
 _LOWEST = np.finfo(np.float32).min
 
 
+class RawReductions(NamedTuple):
+    """Of R raw rows."""
+
+    maxima: Maxima
+    """Valid until the next `reduce`. A NaN may be passed over."""
+    normalizers: NDArray[np.float64]
+    """[R] logarithms of the sums of exponentials: not finite where a row holds NaN or +inf, or -inf alone."""
+
+
 class RawReducer:
-    """Reduces a run of rows at a time: `start_maxima`, `maxima`, `start_sums`, `normalizers`, in this order."""
+    """Reduces a run of rows."""
 
     def __init__(self, passes: RowPasses, num_threads: int | None = None) -> None:
-        """Compile for the vocabulary.
+        """Prepare.
 
         Args:
             passes: what the groups are, and what redoes sums that leave the range of float32.
             num_threads: CPU threads; `None`: one for each core.
         """
         self._passes = passes
-        self._maxima, self._sums = (
-            compiled.create_infer_request()
-            for compiled in _compiled(passes.vocab_size, passes.fine_groups, passes.sum_groups, num_threads)
-        )
-        self._logits: NDArray[np.float32] = np.empty((0, passes.vocab_size), np.float32)
+        self._request = _compiled(
+            passes.vocab_size, passes.fine_groups, passes.sum_groups, num_threads
+        ).create_infer_request()
 
-    def start_maxima(self, logits: NDArray[np.float32]) -> None:
-        """Begin with `logits` `[R, vocab]`, C-contiguous; they must not change until `normalizers` returns."""
-        self._logits = logits
-        _start(self._maxima, logits)
+    def reduce(self, logits: NDArray[np.float32]) -> RawReductions:
+        """Of `logits` `[R, vocab]`, C-contiguous."""
+        import openvino
 
-    def maxima(self) -> Maxima:
-        """Wait for the group maxima of R rows, valid until the next `start_maxima`. A NaN may be passed over."""
-        self._maxima.wait()
-        fine: NDArray[np.float32] = self._maxima.get_output_tensor().data
+        self._request.set_input_tensor(openvino.Tensor(logits, shared_memory=True))
+        self._request.start_async()  # not infer(), which copies what comes out
+        self._request.wait()
+        fine: NDArray[np.float32] = self._request.get_output_tensor(0).data
         # Of a group of -inf alone, OpenVINO's maximum is the lowest number.
         fine[fine <= _LOWEST] = -np.inf
-        return Maxima.of(fine)
+        return RawReductions(Maxima.of(fine), self._normalizers(logits, self._request.get_output_tensor(1).data))
 
-    def start_sums(self) -> None:
-        _start(self._sums, self._logits)
-
-    def normalizers(self) -> NDArray[np.float64]:
-        """Wait for the logarithms `[R]` of the sums of exponentials: not finite where a row holds NaN or +inf, or
-        -inf alone."""
-        self._sums.wait()
-        totals = totals_of(self._sums.get_output_tensor().data)
+    def _normalizers(self, logits: NDArray[np.float32], sums: NDArray[np.float32]) -> NDArray[np.float64]:
+        totals = totals_of(sums)
         shifts = np.zeros(len(totals))
         again = np.flatnonzero(~is_exact(totals))
         if again.size:
-            sums = self._passes.weight_sums(self._logits, again, np.ones(len(again)))
-            totals[again], shifts[again] = sums.totals, sums.shifts
+            shifted = self._passes.weight_sums(logits, again, np.ones(len(again)))
+            totals[again], shifts[again] = shifted.totals, shifted.shifts
         with np.errstate(all="ignore"):
             normalizers: NDArray[np.float64] = shifts + np.log(totals)
         return normalizers
 
 
-def _start(request: openvino.InferRequest, logits: NDArray[np.float32]) -> None:
-    import openvino
-
-    request.set_input_tensor(openvino.Tensor(logits, shared_memory=True))
-    request.start_async()
-
-
 @lru_cache
-def _compiled(
-    vocab_size: int, fine_groups: int, sum_groups: int, num_threads: int | None
-) -> tuple[openvino.CompiledModel, openvino.CompiledModel]:
-    """Networks from logits to group maxima, and to sums of exponentials over groups."""
+def _compiled(vocab_size: int, fine_groups: int, sum_groups: int, num_threads: int | None) -> openvino.CompiledModel:
+    """A network from logits to group maxima, and to sums of exponentials over groups."""
     import openvino
     from openvino import opset13
 
@@ -96,12 +86,7 @@ def _compiled(
     settings: dict[str, str | int] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     if num_threads is not None:
         settings["INFERENCE_NUM_THREADS"] = num_threads
-    core = openvino.Core()
-    first, second = (
-        core.compile_model(openvino.Model([output], [logits], name), "CPU", settings)
-        for name, output in (("group_maxima", maxima), ("exponential_sums", sums))
-    )
-    return first, second
+    return openvino.Core().compile_model(openvino.Model([maxima, sums], [logits], "raw"), "CPU", settings)
 
 
 def _by_group(logits: Any, vocab_size: int, groups: int) -> Any:

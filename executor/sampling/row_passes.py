@@ -202,7 +202,7 @@ def is_exact(totals: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def totals_of(sums: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Over groups, one after the other: the order of a sum must not depend on how many rows there are."""
+    """Over groups. Converted first, so that rows lie whole in memory and each is added up by itself, in one order."""
     with np.errstate(all="ignore"):
-        totals: NDArray[np.float64] = np.cumsum(sums, axis=1, dtype=np.float64)[:, -1]
+        totals: NDArray[np.float64] = sums.astype(np.float64).sum(axis=1)
     return totals

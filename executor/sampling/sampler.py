@@ -213,18 +213,13 @@ class Sampler:
         reported = (step.parameters["needs"] & Needs.LOG_PROBS) != 0
         rows = step.rows[reported]
         first = int(rows.min())
-        self._raw_reducer.start_maxima(logits[first : int(rows.max()) + 1])
-        maxima = self._raw_reducer.maxima()
+        maxima, normalizers = self._raw_reducer.reduce(logits[first : int(rows.max()) + 1])
         counts = step.parameters["num_top_log_probs"][reported]
         rows, counts = rows[counts > 0], counts[counts > 0]
         ranked = RankedTokens(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
-        self._raw_reducer.start_sums()
-        try:
-            if rows.size:
-                some = maxima if len(rows) == len(maxima.fine) else maxima.take(rows - first)
-                ranked = rank_most_likely(logits, rows, some, counts)
-        finally:  # nobody may change the logits before
-            normalizers = self._raw_reducer.normalizers()
+        if rows.size:
+            some = maxima if len(rows) == len(maxima.fine) else maxima.take(rows - first)
+            ranked = rank_most_likely(logits, rows, some, counts)
         return _Raw(first, maxima, RawLogProbs(first, normalizers, rows, ranked))
 
     def _edit(self, logits: NDArray[np.float32], step: PreparedStep) -> None:

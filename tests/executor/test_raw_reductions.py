@@ -22,10 +22,8 @@ VOCAB = 9001
 
 
 def reduce(reducer: RawReducer, logits: NDArray[np.float32]) -> tuple[Maxima, NDArray[np.float64]]:
-    reducer.start_maxima(logits)
-    maxima = reducer.maxima()
-    reducer.start_sums()
-    return Maxima(maxima.fine.copy(), maxima.coarse), reducer.normalizers()
+    maxima, normalizers = reducer.reduce(logits)
+    return Maxima(maxima.fine.copy(), maxima.coarse), normalizers
 
 
 def log_sum_exp(row: NDArray[np.float32]) -> float:
