@@ -1,9 +1,9 @@
-"""The loop `schedule -> execute -> sample -> update -> respond`, in a thread of its own.
+"""The loop `schedule -> compute -> update -> respond`, in a thread of its own.
 
 ```
 caller's threads                 the loop's thread
 submit ──┐ lock                  ┌► cancels, grammars, schedule  (under the lock: the BatchManager is not thread-safe)
-cancel ──┤ BatchManager's queue  │  execute, sample              (without it: callers are never held up by the engine)
+cancel ──┤ BatchManager's queue  │  submit, prepare, wait, draw  (without it: callers are never held up by the engine)
 grammar ─┘                       │  update                       (under the lock)
                                  └─ responses to listeners       (without it)
 ```
