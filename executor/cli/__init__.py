@@ -8,6 +8,7 @@ from executor.cli.chat import chat
 from executor.cli.dynamo_worker import dynamo_worker
 from executor.cli.generate import generate
 from executor.cli.kv import kv
+from executor.cli.role import role
 from executor.cli.serve import serve
 from executor.cli.triton_repo import triton_repo
 from executor.cli.triton_worker import triton_worker
@@ -23,6 +24,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(kv)
+app.command()(role)
 app.command()(dynamo_worker)
 app.command("triton-repo")(triton_repo)
 app.command("triton-worker", hidden=True)(triton_worker)

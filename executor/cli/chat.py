@@ -35,10 +35,8 @@ def chat(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     repetition_penalty: options.RepetitionPenalty = None,
-    bearer_token_file: Annotated[Path | None, typer.Option("--bearer_token_file", help="Sent to the server.")] = None,
-    tls_root_certificates: Annotated[
-        Path | None, typer.Option("--tls_root_certificates", help="PEM file; with it the connection is TLS.")
-    ] = None,
+    bearer_token_file: options.SentTokenFile = None,
+    tls_root_certificates: options.TlsRootCertificates = None,
     num_threads: options.NumThreads = None,
     log_level: options.LogLevel = options.LogLevelName.WARNING,
 ) -> None:
@@ -60,10 +58,7 @@ def chat(
         if Path(target).is_dir():
             _chat_with_directory(Path(target), ExecutorConfig(num_threads=num_threads), conversation)
         else:
-            connection = ConnectionOptions(
-                root_certificates=None if tls_root_certificates is None else tls_root_certificates.read_bytes(),
-                bearer_token=None if bearer_token_file is None else bearer_token_file.read_text().strip(),
-            )
+            connection = ConnectionOptions.from_files(tls_root_certificates, bearer_token_file)
             asyncio.run(_chat_with_server(target, connection, conversation))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +19,7 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 
+from executor.cli import options
 from executor.cli.opening import one_line_errors
 from executor.client import ConnectionOptions, InferenceClient
 from protos.inflight.v1 import control_pb2 as pb
@@ -30,17 +30,12 @@ _TIMEOUT_SECONDS = 10.0
 def kv(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="HOST:PORT of a server.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="The whole account as one JSON object.")] = False,
-    bearer_token_file: Annotated[Path | None, typer.Option("--bearer_token_file", help="Sent to the server.")] = None,
-    tls_root_certificates: Annotated[
-        Path | None, typer.Option("--tls_root_certificates", help="PEM file; with it the connection is TLS.")
-    ] = None,
+    bearer_token_file: options.SentTokenFile = None,
+    tls_root_certificates: options.TlsRootCertificates = None,
 ) -> None:
     """Show who holds which KV cache block of a server, what its lower tiers hold and what is pinned."""
     with one_line_errors():
-        connection = ConnectionOptions(
-            root_certificates=None if tls_root_certificates is None else tls_root_certificates.read_bytes(),
-            bearer_token=None if bearer_token_file is None else bearer_token_file.read_text().strip(),
-        )
+        connection = ConnectionOptions.from_files(tls_root_certificates, bearer_token_file)
         with InferenceClient(address, connection) as client:
             ledger = client.kv_ledger(timeout=_TIMEOUT_SECONDS)
     if as_json:

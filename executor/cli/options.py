@@ -131,6 +131,10 @@ KvTransferTimeout = Annotated[
         rich_help_panel=_TRANSFERS,
     ),
 ]
+SentTokenFile = Annotated[Path | None, typer.Option("--bearer_token_file", help="Sent to the server.")]
+TlsRootCertificates = Annotated[
+    Path | None, typer.Option("--tls_root_certificates", help="PEM file; with it the connection is TLS.")
+]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", help="0, or unset: the likeliest token.", rich_help_panel=_SAMPLING)
 ]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Unpack
 import grpc
 
 from batch_manager.iteration_table import IterationRow
+from executor.api.role import InstanceRole
 from executor.client import calls
 from executor.client.calls import Call
 from executor.client.connection import ConnectionOptions
@@ -139,6 +140,10 @@ class AsyncInferenceClient:
     def kv_events(self) -> AsyncIterator[pb.KvEventsResponse]:
         """What happens to KV cache blocks, until the iteration is left."""
         return self._stream("KvEvents", pb.KvEventsRequest())
+
+    async def change_role(self, role: InstanceRole, *, timeout: float | None = None) -> None:
+        """Let the server take other requests from now on; those that were taken go on."""
+        await self._run(calls.change_role(role), timeout)
 
     async def pause(self, *, timeout: float | None = None) -> None:
         """Run no iteration until `resume`."""

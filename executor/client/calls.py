@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from batch_manager.iteration_table import IterationRow
 from executor.api.errors import InvalidRequestError
+from executor.api.role import InstanceRole
 from executor.client.messages import iteration_rows
 from protos.inflight.v1 import control_pb2, inference_pb2
 
@@ -79,6 +80,11 @@ def pin_prefix(token_ids: Sequence[int], cache_salt_id: int | None, seconds: flo
 
 def unpin_prefix(pin_id: int) -> Call[None]:
     return Call("UnpinPrefix", control_pb2.UnpinPrefixRequest(pin_id=pin_id), _nothing)
+
+
+def change_role(role: InstanceRole) -> Call[None]:
+    value = control_pb2.InstanceRole.Value(f"INSTANCE_ROLE_{role.name}")
+    return Call("ChangeRole", control_pb2.ChangeRoleRequest(role=value), _nothing)
 
 
 def pause() -> Call[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 
@@ -19,6 +20,16 @@ class ConnectionOptions:
     """PEM; shown to servers that ask for a client certificate."""
     private_key: bytes | None = field(default=None, repr=False)
     bearer_token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_files(
+        cls, root_certificates: Path | None = None, bearer_token_file: Path | None = None
+    ) -> ConnectionOptions:
+        """Read PEM roots, and a token, where there are files of them. Raises `OSError` where one cannot be read."""
+        return cls(
+            root_certificates=None if root_certificates is None else root_certificates.read_bytes(),
+            bearer_token=None if bearer_token_file is None else bearer_token_file.read_text().strip(),
+        )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For a secure channel; `None`: plaintext."""

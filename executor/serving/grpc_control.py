@@ -14,6 +14,7 @@ from executor.api.errors import ReceiptNotFoundError
 from executor.serving.generation import GenerationService
 from executor.serving.generation_request import check_request_id
 from executor.serving.grpc_control_messages import (
+    ROLES,
     iteration_message,
     kv_event_message,
     kv_ledger_message,
@@ -21,6 +22,7 @@ from executor.serving.grpc_control_messages import (
     limits_message,
     output_receipt_message,
     pin_duration,
+    role_of,
     row_message,
     wait_reason_message,
 )
@@ -64,6 +66,8 @@ class ControlServicer:
             limits=limits_message(self._executor.limits),
             tokens_per_block=spec.tokens_per_block,
             kv_bytes_per_block=spec.kv_bytes_per_block,
+            role=ROLES[self._executor.role],
+            transfer_address=self._executor.transfer_address or "",
         )
 
     async def ModelInfo(  # noqa: N802 - the .proto file's name
@@ -145,6 +149,12 @@ class ControlServicer:
         changes = {field.name: value for field, value in request.ListFields()}
         self._executor.change_limits(dataclasses.replace(self._executor.limits, **changes))
         return pb.UpdateLimitsResponse(limits=limits_message(self._executor.limits))
+
+    async def ChangeRole(  # noqa: N802 - the .proto file's name
+        self, request: pb.ChangeRoleRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.ChangeRoleResponse:
+        self._executor.change_role(role_of(request))
+        return pb.ChangeRoleResponse()
 
     async def Explain(  # noqa: N802 - the .proto file's name
         self, request: pb.ExplainRequest, _context: grpc.aio.ServicerContext

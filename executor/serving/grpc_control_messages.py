@@ -13,13 +13,24 @@ from executor.api import kv_cache
 from executor.api.errors import InvalidRequestError
 from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
+from executor.api.role import InstanceRole
 from executor.api.stats import IterationStats
 from executor.live_limits import LiveLimits
 from executor.serving.grpc_messages import FINISH_REASONS
 from protos.inflight.v1 import control_pb2 as pb
 
 _OWNER_KINDS = {kind: pb.KvOwnerKind.Value(f"KV_OWNER_KIND_{kind.name}") for kind in OwnerKind}
+ROLES = {role: pb.InstanceRole.Value(f"INSTANCE_ROLE_{role.name}") for role in InstanceRole}
 _PHASES = {Phase.CONTEXT: pb.PHASE_CONTEXT, Phase.GENERATION: pb.PHASE_GENERATION}
+
+
+def role_of(request: pb.ChangeRoleRequest) -> InstanceRole:
+    """Raises `InvalidRequestError` where it names none."""
+    for role, value in ROLES.items():
+        if request.role == value:
+            return role
+    names = ", ".join(map(pb.InstanceRole.Name, ROLES.values()))
+    raise InvalidRequestError(f"role is {request.role}; it must be one of {names}", field="role")
 
 
 def iteration_message(stats: IterationStats) -> pb.IterationStatsResponse:

@@ -35,7 +35,7 @@ from protos.inflight.v1 import inference_pb2 as pb
 
 _T = TypeVar("_T")
 
-SCHEMA_REVISION = 3
+SCHEMA_REVISION = 4
 """Revision of `inflight.v1` that this server speaks. Raised with every change of the .proto files."""
 
 _ROLE_NAMES: dict[int, str] = {

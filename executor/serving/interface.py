@@ -14,9 +14,11 @@ from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
+from executor.api.role import InstanceRole
 from executor.api.stats import IterationStats
 from executor.engines.interface import EngineSpec
 from executor.live_limits import LiveLimits
+from executor.transfer.stats import TransferStats
 
 
 class ServedExecutor(Protocol):
@@ -53,6 +55,21 @@ class ServedExecutor(Protocol):
 
     def change_limits(self, limits: LiveLimits) -> None:
         """Raises `InvalidRequestError`, and changes nothing, when a limit cannot be kept."""
+        ...
+
+    @property
+    def role(self) -> InstanceRole: ...
+    @property
+    def transfer_address(self) -> str | None:
+        """HOST:PORT where other instances ask for contexts; `None`: it exchanges none."""
+        ...
+
+    def change_role(self, role: InstanceRole) -> None:
+        """Take other requests from now on. Raises `InvalidRequestError` where no contexts are exchanged."""
+        ...
+
+    def get_transfer_stats(self) -> TransferStats | None:
+        """What was exchanged with other instances so far; `None`: it exchanges nothing."""
         ...
 
     def pause(self) -> None:

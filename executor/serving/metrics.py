@@ -5,11 +5,12 @@
 | requests, as they end | `inflight_request*`, `inflight_*_tokens_total`, `nv_llm_*_token_len` |
 | iterations, each one | `inflight_iteration*`, `inflight_scheduled_requests`, `inflight_draft_tokens_total`, ... |
 | the latest iteration, when scraped | `inflight_live_requests`, `inflight_kv_cache_blocks`, `nv_trt_llm_*` |
+| transfers, when scraped | `inflight_context*`: see `transfer_metrics.py` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,6 +21,8 @@ from executor.api.errors import RequestError
 from executor.api.stats import TIMESTAMP_FORMAT, IterationStats
 from executor.serving.request_record import RequestRecord
 from executor.serving.stats_feed import StatsFeed
+from executor.serving.transfer_metrics import TransferCollector
+from executor.transfer.stats import TransferStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -32,7 +35,14 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Metrics:
     """A registry of its own, fed by requests (as their observer) and iterations (as a listener of the feed)."""
 
-    def __init__(self, feed: StatsFeed, *, model_name: str, version: str = "1") -> None:
+    def __init__(
+        self,
+        feed: StatsFeed,
+        transfers: Callable[[], TransferStats | None],
+        *,
+        model_name: str,
+        version: str = "1",
+    ) -> None:
         self.registry = CollectorRegistry()
         self._feed = feed
         self._requests = Counter(
@@ -69,6 +79,7 @@ class Metrics:
         self._draft_tokens = self._counter("inflight_draft_tokens", "Tokens proposed by speculation.")
         self._accepted_draft_tokens = self._counter("inflight_accepted_draft_tokens", "Of these, tokens accepted.")
         self.registry.register(LatestIteration(feed, model_name, version))
+        self.registry.register(TransferCollector(transfers, model_name, version))
         feed.add_listener(self.on_iterations)
 
     def exposition(self) -> bytes:

@@ -65,7 +65,7 @@ class Server:
         if config.http is not None or config.metrics is not None:
             from executor.serving.metrics import Metrics  # an optional dependency, as below
 
-            metrics = Metrics(self.stats, model_name=config.model_name)
+            metrics = Metrics(self.stats, executor.get_transfer_stats, model_name=config.model_name)
             observers.append(metrics)
         self._tracer: RequestTracer | None = None
         if config.otlp_endpoint is not None:

@@ -29,9 +29,11 @@ from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt, SequenceReceipt
 from executor.api.request import Request
 from executor.api.response import Response, Result, Usage
+from executor.api.role import InstanceRole
 from executor.api.stats import InflightBatchingStats, IterationStats, KvCacheStats
 from executor.engines.interface import EngineSpec
 from executor.live_limits import LiveLimits
+from executor.transfer.stats import TransferStats
 
 Listener = Callable[[list[Response]], None]
 
@@ -84,6 +86,9 @@ class FakeExecutor:
         self.kv_events: list[KVCacheEvent] | None = None
         """What the next reader gets; `None`: events are not recorded."""
         self.pins: list[PinnedPrefix] = []
+        self.role = InstanceRole.BOTH
+        self.transfer_address: str | None = None
+        self.transfer_stats: TransferStats | None = None
         self.cpu_seconds = 0.0
         """What the loop's thread has used."""
         self.last_progress = time.monotonic()
@@ -133,6 +138,14 @@ class FakeExecutor:
     @property
     def is_paused(self) -> bool:
         return self._held_by_operator
+
+    def change_role(self, role: InstanceRole) -> None:
+        if self.transfer_address is None:
+            raise InvalidRequestError("a role needs a cache_transceiver_config", field="role")
+        self.role = role
+
+    def get_transfer_stats(self) -> TransferStats | None:
+        return self.transfer_stats
 
     def pause(self) -> None:
         self._held_by_operator = True
@@ -207,9 +220,6 @@ class FakeExecutor:
         with self._changed:
             taken, self._stats = self._stats, []
         return taken
-
-    def get_transfer_stats(self) -> None:
-        """Nothing is exchanged with other instances."""
 
     def iteration_table(self) -> list[IterationRow]:
         return list(self._rows)

@@ -26,6 +26,7 @@ from executor.api.kv_cache import (
     UniqueToken,
 )
 from executor.api.request import Request
+from executor.api.role import InstanceRole
 from executor.cli import app
 from executor.serving.grpc_control_messages import wait_reason_message
 from executor.serving.grpc_messages import SCHEMA_REVISION
@@ -341,3 +342,26 @@ async def test_reflection_tells_the_services_and_their_messages() -> None:
         "inflight.v1.Inference",
     ]
     assert "GenerateRequest" in messages
+
+
+async def test_a_server_changes_its_role_and_says_which_it_is() -> None:
+    async with running_server() as server:
+        server.executor.transfer_address = "127.0.0.1:7001"
+        info = await server.control.ServerInfo(pb.ServerInfoRequest())
+        assert (info.role, info.transfer_address) == (pb.INSTANCE_ROLE_BOTH, "127.0.0.1:7001")
+        await server.control.ChangeRole(pb.ChangeRoleRequest(role=pb.INSTANCE_ROLE_CONTEXT))
+        assert (await server.control.ServerInfo(pb.ServerInfoRequest())).role == pb.INSTANCE_ROLE_CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("role", "transfers", "reason"),
+    [(0, True, "role is 0; it must be one of INSTANCE_ROLE_CONTEXT"), (2, False, "needs a cache_transceiver_config")],
+)
+async def test_a_role_that_cannot_be_taken_is_refused(role: int, transfers: bool, reason: str) -> None:
+    async with running_server() as server:
+        server.executor.transfer_address = "127.0.0.1:7001" if transfers else None
+        with pytest.raises(grpc.aio.AioRpcError, match=reason) as caught:
+            await server.control.ChangeRole(pb.ChangeRoleRequest(role=role))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert violated_field(caught.value) == "role"
+        assert server.executor.role is InstanceRole.BOTH

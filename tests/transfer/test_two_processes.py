@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from executor import ContextPhaseParams, RequestError, RequestType, SamplingConfig, WrongRoleError
+from executor.api.role import InstanceRole
+from executor.cli import app as command_line
 from executor.client import Delta, Finished, InferenceClient
 from executor.client.errors import CallError
 from tests.executor.driving import wait_until
@@ -37,13 +39,13 @@ class Server:
     ) -> None:
         options = ["--role", role, "--kv_transfer_timeout_ms", str(timeout_ms), "--transfer_listen", listen]
         options += ["--deterministic", "--num_threads", "1", "--disable_block_reuse"]
-        self.process, target = stack.enter_context(serving(engine_dir, *options))
+        self.process, self.target = stack.enter_context(serving(engine_dir, *options))
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = re.fullmatch(r"transfers on (127\.0\.0\.1:\d+)\n", line)
         assert match is not None, line
         self.transfers = match[1]
-        self.client = stack.enter_context(InferenceClient(target))
+        self.client = stack.enter_context(InferenceClient(self.target))
 
     def context(self, **fields: object) -> tuple[list[int], ContextPhaseParams]:
         tokens, finished = self.answer(request_type=CONTEXT_ONLY, **fields)
@@ -102,6 +104,29 @@ def test_a_role_takes_its_own_requests_only(servers: tuple[Server, Server]) -> N
     _, generation = servers
     with pytest.raises(WrongRoleError, match="role is generation, which takes REQUEST_TYPE_GENERATION_ONLY"):
         generation.answer()
+
+
+def test_a_running_server_takes_another_role(
+    engine_dir: Path, servers: tuple[Server, Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it has offered before goes on, and so does what is under way."""
+    other, _ = servers
+    with ExitStack() as stack:
+        server = Server(stack, engine_dir, "context")
+        expected, _ = other.answer()
+        _, params = server.context()
+        live = server.client.generate(PROMPT, max_tokens=1, request_type=CONTEXT_ONLY, timeout=60)
+        server.client.change_role(InstanceRole.GENERATION)
+        with pytest.raises(WrongRoleError, match="role is generation"):
+            server.context()
+        assert isinstance(list(live)[-1], Finished)
+        assert other.generation(params)[0] == expected
+        _, params = other.context()
+        assert server.generation(params)[0] == expected
+        with pytest.raises(SystemExit):
+            command_line(["role", server.target, "both"])
+        assert capsys.readouterr().out == f"both, transfers on {server.transfers}\n"
+        assert server.answer()[0] == expected
 
 
 def test_a_context_that_nobody_continues_gives_its_blocks_back(engine_dir: Path) -> None:

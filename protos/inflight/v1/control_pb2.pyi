@@ -8,6 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class InstanceRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTANCE_ROLE_UNSPECIFIED: _ClassVar[InstanceRole]
+    INSTANCE_ROLE_CONTEXT: _ClassVar[InstanceRole]
+    INSTANCE_ROLE_GENERATION: _ClassVar[InstanceRole]
+    INSTANCE_ROLE_BOTH: _ClassVar[InstanceRole]
+
 class HealthState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     HEALTH_STATE_UNSPECIFIED: _ClassVar[HealthState]
@@ -51,6 +58,10 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_UNSPECIFIED: _ClassVar[Phase]
     PHASE_CONTEXT: _ClassVar[Phase]
     PHASE_GENERATION: _ClassVar[Phase]
+INSTANCE_ROLE_UNSPECIFIED: InstanceRole
+INSTANCE_ROLE_CONTEXT: InstanceRole
+INSTANCE_ROLE_GENERATION: InstanceRole
+INSTANCE_ROLE_BOTH: InstanceRole
 HEALTH_STATE_UNSPECIFIED: HealthState
 HEALTH_STATE_SERVING: HealthState
 HEALTH_STATE_STALLED: HealthState
@@ -89,7 +100,7 @@ class ServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfoResponse(_message.Message):
-    __slots__ = ("schema_revision", "version", "engine_dir", "uptime_seconds", "limits", "tokens_per_block", "kv_bytes_per_block")
+    __slots__ = ("schema_revision", "version", "engine_dir", "uptime_seconds", "limits", "tokens_per_block", "kv_bytes_per_block", "role", "transfer_address")
     SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_DIR_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +108,8 @@ class ServerInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     schema_revision: int
     version: str
     engine_dir: str
@@ -104,7 +117,9 @@ class ServerInfoResponse(_message.Message):
     limits: Limits
     tokens_per_block: int
     kv_bytes_per_block: int
-    def __init__(self, schema_revision: _Optional[int] = ..., version: _Optional[str] = ..., engine_dir: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., tokens_per_block: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ...) -> None: ...
+    role: InstanceRole
+    transfer_address: str
+    def __init__(self, schema_revision: _Optional[int] = ..., version: _Optional[str] = ..., engine_dir: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., tokens_per_block: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., transfer_address: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_batch_size", "max_num_tokens", "max_queue_size", "max_queued_tokens")
@@ -343,6 +358,16 @@ class UpdateLimitsResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     limits: Limits
     def __init__(self, limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class ChangeRoleRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: InstanceRole
+    def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ...) -> None: ...
+
+class ChangeRoleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class KvEventsRequest(_message.Message):
     __slots__ = ()

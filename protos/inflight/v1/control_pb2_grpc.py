@@ -105,6 +105,11 @@ class ControlStub(object):
                 request_serializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsRequest.SerializeToString,
                 response_deserializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsResponse.FromString,
                 _registered_method=True)
+        self.ChangeRole = channel.unary_unary(
+                '/inflight.v1.Control/ChangeRole',
+                request_serializer=inflight_dot_v1_dot_control__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=inflight_dot_v1_dot_control__pb2.ChangeRoleResponse.FromString,
+                _registered_method=True)
         self.IterationTable = channel.unary_unary(
                 '/inflight.v1.Control/IterationTable',
                 request_serializer=inflight_dot_v1_dot_control__pb2.IterationTableRequest.SerializeToString,
@@ -221,6 +226,14 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRole(self, request, context):
+        """Take other requests from now on; those that were taken go on, and contexts that are kept for others stay.
+        INVALID_ARGUMENT when the server exchanges no contexts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def IterationTable(self, request, context):
         """The recorded iteration table: a row for each request in each iteration, oldest first.
         Empty unless the server was started with --iteration_table_max_rows.
@@ -301,6 +314,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.UpdateLimits,
                     request_deserializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsRequest.FromString,
                     response_serializer=inflight_dot_v1_dot_control__pb2.UpdateLimitsResponse.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=inflight_dot_v1_dot_control__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=inflight_dot_v1_dot_control__pb2.ChangeRoleResponse.SerializeToString,
             ),
             'IterationTable': grpc.unary_unary_rpc_method_handler(
                     servicer.IterationTable,
@@ -687,6 +705,33 @@ class Control(object):
             '/inflight.v1.Control/UpdateLimits',
             inflight_dot_v1_dot_control__pb2.UpdateLimitsRequest.SerializeToString,
             inflight_dot_v1_dot_control__pb2.UpdateLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inflight.v1.Control/ChangeRole',
+            inflight_dot_v1_dot_control__pb2.ChangeRoleRequest.SerializeToString,
+            inflight_dot_v1_dot_control__pb2.ChangeRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,
