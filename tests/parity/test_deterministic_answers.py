@@ -1,4 +1,4 @@
-"""Deterministic mode on the real model: tokens and log probabilities are the same numbers however they were computed."""
+"""Deterministic mode on the real model: the same tokens and log probabilities however they were computed."""
 
 from __future__ import annotations
 
