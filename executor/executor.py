@@ -49,7 +49,8 @@ from executor.step import Step
 from executor.transfer.endpoint import TransferEndpoint
 from executor.transfer.handover import Handover
 from executor.transfer.intake import ContextIntake
-from executor.transfer.open import open_endpoint
+from executor.transfer.open import open_endpoint, open_network
+from executor.transfer.peer import TransferNetwork
 from executor.transfer.stats import TransferStats
 
 _logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Executor:
         self.manifest = EngineDirectory.open(self.engine_dir)
         kv = config.kv_cache_config
         self.spec = engine_spec(self.manifest, kv.kv_cache_dtype)
+        self._kv_dtype = kv_cache_dtype(self.manifest, kv.kv_cache_dtype)
         scheduling = batch_manager_config(config, self.spec)
         self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, pool_memory(self.manifest))
         for line in self.pool_size.reason.splitlines():
@@ -102,6 +104,7 @@ class Executor:
         if config.guided_decoding_config is not None:
             self._grammars = open_guided_decoding(config.guided_decoding_config, self.manifest, self.spec.vocab_size)
 
+        network = self._open_network(config.cache_transceiver_config)
         started = time.monotonic()
         self._engine = open_engine(
             self.manifest,
@@ -129,7 +132,7 @@ class Executor:
         runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
         step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
         self._receipts = Receipts(config.receipts_max_requests)
-        self._transfers = self._open_transfers(config.cache_transceiver_config)
+        self._transfers = self._open_transfers(config.cache_transceiver_config, network)
         handover = Handover(self._transfers)
         self._loop = ExecutorLoop(
             self._batch_manager, self._kv_upkeep, step, drafter, self._stats, self._receipts, handover
@@ -146,11 +149,17 @@ class Executor:
         atexit.register(self.shutdown)  # the interpreter must not go under the feet of a loop that computes
         self._loop.start()
 
-    def _open_transfers(self, config: CacheTransceiverConfig | None) -> TransferEndpoint | None:
-        if config is None:
+    def _open_network(self, config: CacheTransceiverConfig | None) -> TransferNetwork | None:
+        return None if config is None else open_network(config, self._kv_dtype)
+
+    def _open_transfers(
+        self, config: CacheTransceiverConfig | None, network: TransferNetwork | None
+    ) -> TransferEndpoint | None:
+        if config is None or network is None:
             return None
-        dtype = kv_cache_dtype(self.manifest, self.config.kv_cache_config.kv_cache_dtype)
-        return open_endpoint(config, self._engine, self.manifest, dtype, self._kv, self._batch_manager)
+        return open_endpoint(
+            config, network, self._engine, self.manifest, self._kv_dtype, self._kv, self._batch_manager
+        )
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

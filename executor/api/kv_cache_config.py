@@ -150,6 +150,13 @@ class CacheTransceiverConfig:
     peers: list[str] = addition(default_factory=list)
     """HOST:PORT of instances that are asked for what they have cached of a prompt before it is computed; it is fetched
     where the measured link makes that cheaper."""
+    tls_certificate: str | None = addition(None)
+    """PEM file of the chain that this instance shows when it calls and when it is called. With it calls between
+    instances are TLS, and only who shows what `tls_ca` has signed is answered. The blocks are not encrypted."""
+    tls_private_key: str | None = addition(None)
+    """PEM file."""
+    tls_ca: str | None = addition(None)
+    """PEM file of the roots that sign the instances' certificates."""
     network: TransferNetwork | None = addition(None)
     """How instances reach each other. `None`: NIXL and gRPC. A `LocalNetwork` joins executors of one process."""
 

@@ -70,6 +70,9 @@ def dynamo_worker(
     transfer_listen: options.TransferListen = None,
     transfer_peer: options.TransferPeers = None,
     kv_transfer_timeout_ms: options.KvTransferTimeout = 30_000,
+    transfer_tls_certificate: options.TransferTlsCertificate = None,
+    transfer_tls_private_key: options.TransferTlsPrivateKey = None,
+    transfer_tls_ca: options.TransferTlsCa = None,
     max_batch_size: options.MaxBatchSize = None,
     max_num_tokens: options.MaxNumTokens = None,
     kv_cache_max_tokens: options.KvCacheMaxTokens = None,
@@ -103,7 +106,13 @@ def dynamo_worker(
     configure_logging(log_level)
     takes_whole_requests = role in (None, InstanceRole.BOTH)
     transceiver = options.transceiver_config(
-        None if takes_whole_requests else role, transfer_listen, transfer_peer, kv_transfer_timeout_ms
+        None if takes_whole_requests else role,
+        transfer_listen,
+        transfer_peer,
+        kv_transfer_timeout_ms,
+        transfer_tls_certificate,
+        transfer_tls_private_key,
+        transfer_tls_ca,
     )
     config = options.executor_config(
         max_batch_size=max_batch_size,

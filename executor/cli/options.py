@@ -122,6 +122,23 @@ TransferPeers = Annotated[
         rich_help_panel=_TRANSFERS,
     ),
 ]
+TransferTlsCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--transfer_tls_certificate",
+        help="PEM file shown to other instances; with it calls between them are mutual TLS.",
+        rich_help_panel=_TRANSFERS,
+    ),
+]
+TransferTlsPrivateKey = Annotated[
+    Path | None, typer.Option("--transfer_tls_private_key", help="PEM file.", rich_help_panel=_TRANSFERS)
+]
+TransferTlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--transfer_tls_ca", help="PEM file; other instances must show what it signed.", rich_help_panel=_TRANSFERS
+    ),
+]
 KvTransferTimeout = Annotated[
     int,
     typer.Option(
@@ -157,13 +174,24 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the m
 
 
 def transceiver_config(
-    role: InstanceRole | None, listen: str | None, peers: list[str] | None, timeout_ms: int
+    role: InstanceRole | None,
+    listen: str | None,
+    peers: list[str] | None,
+    timeout_ms: int,
+    tls_certificate: Path | None,
+    tls_private_key: Path | None,
+    tls_ca: Path | None,
 ) -> CacheTransceiverConfig | None:
     """How contexts are exchanged: not at all without a role, an address or a peer."""
     if role is None and listen is None and not peers:
         return None
     config = CacheTransceiverConfig(
-        role=role or InstanceRole.BOTH, kv_transfer_timeout_ms=timeout_ms, peers=peers or []
+        role=role or InstanceRole.BOTH,
+        kv_transfer_timeout_ms=timeout_ms,
+        peers=peers or [],
+        tls_certificate=None if tls_certificate is None else str(tls_certificate),
+        tls_private_key=None if tls_private_key is None else str(tls_private_key),
+        tls_ca=None if tls_ca is None else str(tls_ca),
     )
     if listen is not None:
         config.listen = listen

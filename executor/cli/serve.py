@@ -96,6 +96,9 @@ def serve(
     transfer_listen: options.TransferListen = None,
     transfer_peer: options.TransferPeers = None,
     kv_transfer_timeout_ms: options.KvTransferTimeout = 30_000,
+    transfer_tls_certificate: options.TransferTlsCertificate = None,
+    transfer_tls_private_key: options.TransferTlsPrivateKey = None,
+    transfer_tls_ca: options.TransferTlsCa = None,
     max_queue_size: Annotated[
         int | None, typer.Option("--max_queue_size", help="Requests that may wait.", rich_help_panel=_LIMITS)
     ] = None,
@@ -172,7 +175,13 @@ def serve(
         disk_cache_dir=None if disk_cache_dir is None else str(disk_cache_dir),
         secondary_offload_min_priority=secondary_offload_min_priority,
         cache_transceiver_config=options.transceiver_config(
-            role, transfer_listen, transfer_peer, kv_transfer_timeout_ms
+            role,
+            transfer_listen,
+            transfer_peer,
+            kv_transfer_timeout_ms,
+            transfer_tls_certificate,
+            transfer_tls_private_key,
+            transfer_tls_ca,
         ),
         capacity_scheduler_policy=capacity_scheduler_policy,
         context_chunking_policy=context_chunking_policy,

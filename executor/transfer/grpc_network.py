@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from executor.transfer.credentials import PeerCredentials
 from executor.transfer.methods import METHODS
 from executor.transfer.nixl_transport import NixlTransport
 from executor.transfer.peer import PeerError, TransferService
@@ -22,9 +23,13 @@ _MAX_MESSAGE_BYTES = 16 << 20
 class GrpcNetwork:
     """Implements `TransferNetwork`.
 
-    Calls are neither encrypted nor authenticated: listen on loopback or on a network that only instances can reach.
-    Whoever reaches the port can read what is in the cache.
+    Without credentials, calls are neither encrypted nor authenticated: listen on loopback or on a network that only
+    instances can reach. Whoever reaches the port can read what is in the cache.
     """
+
+    def __init__(self, credentials: PeerCredentials | None = None) -> None:
+        """`credentials`: what is shown to peers and asked of them."""
+        self._credentials = credentials
 
     def open_transport(self, instance_id: bytes) -> NixlTransport:
         """See `TransferNetwork.open_transport`. Raises `UnsupportedFeatureError` where NIXL is not installed."""
@@ -32,17 +37,17 @@ class GrpcNetwork:
 
     def serve(self, service: TransferService, listen: str) -> GrpcServer:
         """See `TransferNetwork.serve`."""
-        return GrpcServer(service, listen)
+        return GrpcServer(service, listen, self._credentials)
 
     def link(self, address: str) -> GrpcLink:
         """See `TransferNetwork.link`."""
-        return GrpcLink(address)
+        return GrpcLink(address, self._credentials)
 
 
 class GrpcServer:
     """Implements `ServedAddress`."""
 
-    def __init__(self, service: TransferService, listen: str) -> None:
+    def __init__(self, service: TransferService, listen: str, credentials: PeerCredentials | None) -> None:
         host, _, port = listen.rpartition(":")
         if not host or not port.isdigit():
             raise OSError(f"{listen!r} is no address; it must be HOST:PORT")
@@ -54,7 +59,10 @@ class GrpcServer:
         handlers = {name: _handler(service, name) for name in METHODS}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
         try:
-            bound = self._server.add_insecure_port(listen)
+            if credentials is None:
+                bound = self._server.add_insecure_port(listen)
+            else:
+                bound = self._server.add_secure_port(listen, credentials.of_server())
         except RuntimeError as error:
             self._threads.shutdown()
             raise OSError(f"cannot listen on {listen} for transfers: {error}") from error
@@ -81,14 +89,17 @@ def _handler(service: TransferService, method: str) -> Any:
 class GrpcLink:
     """Implements `PeerLink`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: PeerCredentials | None) -> None:
         # A peer that comes back is met again within a second, not after the default two minutes.
         options = [
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channel = grpc.insecure_channel(address, options)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials.of_client(), options)
         self._address = address
         self._calls = {
             name: self._channel.unary_unary(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from executor.api.errors import UnsupportedFeatureError
 from executor.transfer.transport import PoolMemory, Read, ReadState, TransportError
 
 _STATES = {"DONE": ReadState.DONE, "PROC": ReadState.IN_PROGRESS, "ERR": ReadState.FAILED}
+
+
+def check_nixl() -> None:
+    """Raises `UnsupportedFeatureError` where NIXL is not installed."""
+    if find_spec("nixl_cu12") is None:
+        raise UnsupportedFeatureError("cache_transceiver_config needs NIXL: pip install 'inflight-executor[nixl]'")
 
 
 class NixlTransport:
@@ -30,18 +37,14 @@ class NixlTransport:
         Raises:
             UnsupportedFeatureError: NIXL is not installed.
         """
-        try:
-            from nixl_cu12 import _bindings
-            from nixl_cu12._api import nixl_agent, nixl_agent_config
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("nixl"):
-                raise
-            raise UnsupportedFeatureError(
-                "cache_transceiver_config needs NIXL: pip install 'inflight-executor[nixl]'"
-            ) from error
+        check_nixl()
+        from nixl_cu12 import _bindings
+        from nixl_cu12._api import nixl_agent, nixl_agent_config
+
         errors = [each for each in vars(_bindings).values() if isinstance(each, type) and issubclass(each, Exception)]
         self.errors: tuple[type[Exception], ...] = tuple(errors)
         """What NIXL raises: its exceptions have no base of their own."""
+
         nixl_logger = logging.getLogger("nixl")
         nixl_logger.handlers.clear()  # it writes to standard output, which is not a library's
         nixl_logger.propagate = True

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -14,26 +12,13 @@ import pytest
 from executor.client import AsyncInferenceClient, ConnectionOptions, Delta
 from executor.client.errors import CallError
 from executor.serving.credentials import Credentials, CredentialsError, is_authorized, is_loopback
+from tests.serving.certificates import needs_openssl, write_certificates
 from tests.serving.harness import running_server
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed authority, and a certificate for this machine that it signed."""
-    directory = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-    key = ("-newkey", "rsa:2048", "-nodes", "-days", "2")
-    openssl("req", "-x509", *key, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
-    openssl("req", *key[:3], "-subj", "/CN=localhost", "-keyout", "own.key", "-out", "own.csr")
-    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-    openssl("x509", "-req", "-in", "own.csr", *signing, "-out", "own.pem")
-    return directory
+    return write_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 async def says(target: str, options: ConnectionOptions | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -11,61 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from executor import ContextPhaseParams, RequestError, RequestType, SamplingConfig, WrongRoleError
+from executor import RequestError, SamplingConfig, WrongRoleError
 from executor.api.role import InstanceRole
 from executor.cli import app as command_line
-from executor.client import Delta, Finished, InferenceClient
+from executor.client import Delta, Finished
 from executor.client.errors import CallError
 from tests.executor.driving import wait_until
-from tests.serving.server_process import serving
 from tests.serving.tiny_engine_dir import build_tiny_engine
+from tests.transfer.server import CONTEXT_ONLY, GENERATION_ONLY, PROMPT, Server
 
 pytest.importorskip("nixl_cu12")
-
-CONTEXT_ONLY, GENERATION_ONLY = RequestType.REQUEST_TYPE_CONTEXT_ONLY, RequestType.REQUEST_TYPE_GENERATION_ONLY
-PROMPT = [index % 90 for index in range(100)]
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny")
-
-
-class Server:
-    """A server process and a client of it."""
-
-    def __init__(
-        self, stack: ExitStack, engine_dir: Path, role: str, timeout_ms: int = 3000, listen: str = "127.0.0.1:0"
-    ) -> None:
-        options = ["--role", role, "--kv_transfer_timeout_ms", str(timeout_ms), "--transfer_listen", listen]
-        options += ["--deterministic", "--num_threads", "1", "--disable_block_reuse"]
-        self.process, self.target = stack.enter_context(serving(engine_dir, *options))
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        match = re.fullmatch(r"transfers on (127\.0\.0\.1:\d+)\n", line)
-        assert match is not None, line
-        self.transfers = match[1]
-        self.client = stack.enter_context(InferenceClient(self.target))
-
-    def context(self, **fields: object) -> tuple[list[int], ContextPhaseParams]:
-        tokens, finished = self.answer(request_type=CONTEXT_ONLY, **fields)
-        assert finished.context_phase_params is not None
-        return tokens, finished.context_phase_params
-
-    def generation(self, params: ContextPhaseParams, **fields: object) -> tuple[list[int], Finished]:
-        return self.answer(request_type=GENERATION_ONLY, context_phase_params=params, **fields)
-
-    def answer(self, **fields: object) -> tuple[list[int], Finished]:
-        wanted: dict[str, object] = {"max_tokens": 12, "ignore_eos": True, "timeout": 60} | fields
-        events = list(self.client.generate(PROMPT, **wanted))  # type: ignore[arg-type]
-        tokens = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
-        assert isinstance(events[-1], Finished)
-        return tokens, events[-1]
-
-    def held_blocks(self) -> int:
-        """By requests and leases; what is only cached is held by nobody."""
-        counts = self.client.kv_ledger(timeout=10).counts
-        return counts.used + counts.leased
 
 
 @pytest.fixture(scope="module")
