@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import copy
 import itertools
-import logging
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,44 +14,23 @@ from typing import overload
 from batch_manager import IterationRow, RequestRefused, WaitReason
 from engine_build.engine_dir import EngineDirectory
 from executor.api.config import ExecutorConfig, ModelType
-from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
 from executor.api.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
 from executor.api.kv_cache import KVCacheEventManager
-from executor.api.kv_cache_config import CacheTransceiverConfig
 from executor.api.kv_ledger import KvLedger, PinnedPrefix
 from executor.api.receipt import RequestReceipt
 from executor.api.request import Request
 from executor.api.response import Response
 from executor.api.role import InstanceRole
 from executor.api.stats import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
-from executor.debug_tensors import DebugTensors
-from executor.engines.open import engine_spec, kv_cache_dtype, open_engine, pool_memory
-from executor.guided_decoding import open_guided_decoding
+from executor.assembly import assemble
 from executor.kv_account import KvAccount
 from executor.kv_events import KvEventSource
-from executor.kv_tiers import open_mover
-from executor.kv_upkeep import KvUpkeep
 from executor.live_limits import LiveLimits, change_limits, current_limits
 from executor.live_request import ResponseListener
-from executor.loop import ExecutorLoop
-from executor.model_runner import ModelRunner
-from executor.pool_size import pool_size
-from executor.receipts import Receipts
 from executor.request_intake import RequestIntake, Submission, request_error
 from executor.response_queue import ResponseQueue
-from executor.sampling import Sampler
-from executor.scheduler_config import batch_manager_config, kv_cache_manager_config, open_scheduler
-from executor.speculation import Drafter, StepCost
-from executor.stats import StatsLimits, StatsRecorder
-from executor.step import Step
-from executor.transfer.endpoint import TransferEndpoint
-from executor.transfer.handover import Handover
 from executor.transfer.intake import ContextIntake
-from executor.transfer.open import open_endpoint, open_network
-from executor.transfer.peer import TransferNetwork
 from executor.transfer.stats import TransferStats
-
-_logger = logging.getLogger(__name__)
 
 
 class Executor:
@@ -90,53 +67,14 @@ class Executor:
 
         self.engine_dir = Path(model_path)
         self.manifest = EngineDirectory.open(self.engine_dir)
-        kv = config.kv_cache_config
-        self.spec = engine_spec(self.manifest, kv.kv_cache_dtype)
-        self._kv_dtype = kv_cache_dtype(self.manifest, kv.kv_cache_dtype)
-        scheduling = batch_manager_config(config, self.spec)
-        self.pool_size = pool_size(kv, self.spec, scheduling.max_batch_size, pool_memory(self.manifest))
-        for line in self.pool_size.reason.splitlines():
-            _logger.info(line)
-        self._debug_tensors = None if config.debug_config is None else DebugTensors(config.debug_config)
-        step_cost = StepCost(lambda num_rows: self._engine.padded_rows(num_rows))
-        drafter = Drafter(_default_lookahead(config.decoding_config), step_cost)
-        self._grammars = None
-        if config.guided_decoding_config is not None:
-            self._grammars = open_guided_decoding(config.guided_decoding_config, self.manifest, self.spec.vocab_size)
-
-        network = self._open_network(config.cache_transceiver_config)
-        started = time.monotonic()
-        self._engine = open_engine(
-            self.manifest,
-            num_blocks=self.pool_size.num_blocks,
-            kv_cache_dtype=kv.kv_cache_dtype,
-            num_threads=config.num_threads,
-            deterministic=config.deterministic,
-        )
-        self._engine.warm_up()
-        _logger.info("engine ready after %.1f s", time.monotonic() - started)
-
-        size = self.pool_size
-        mover = open_mover(self._engine, size.host_blocks, size.disk_blocks, kv.disk_cache_dir)
-        kv_config = kv_cache_manager_config(config, size, self.spec)
-        self._batch_manager, self._kv, self._trace = open_scheduler(
-            scheduling, kv_config, config.trace_path, redact=config.trace_redact
-        )
-        limits = StatsLimits(
-            config.iter_stats_max_iterations, config.request_stats_max_iterations, config.iteration_table_max_rows
-        )
-        self._kv_upkeep = KvUpkeep(self._batch_manager, self._kv, mover)
-        self._stats = StatsRecorder(
-            self._batch_manager, self._kv, self._kv_upkeep, self.spec, config.batching_type, limits
-        )
-        runner = ModelRunner(self._engine, scheduling.min_rows_per_sequence)
-        step = Step(runner, Sampler(self.spec.vocab_size), self._debug_tensors)
-        self._receipts = Receipts(config.receipts_max_requests)
-        self._transfers = self._open_transfers(config.cache_transceiver_config, network)
-        handover = Handover(self._transfers)
-        self._loop = ExecutorLoop(
-            self._batch_manager, self._kv_upkeep, step, drafter, self._stats, self._receipts, handover
-        )
+        parts = assemble(self.manifest, config)
+        self.spec = parts.spec
+        self.pool_size = parts.pool_size
+        self._engine = parts.engine
+        self._batch_manager, self._kv, self._kv_upkeep = parts.batch_manager, parts.kv, parts.kv_upkeep
+        self._trace, self._stats, self._receipts = parts.trace, parts.stats, parts.receipts
+        self._debug_tensors, self._grammars, self._transfers = parts.debug_tensors, parts.grammars, parts.transfers
+        self._loop = parts.loop
         self._kv_account = KvAccount(self._kv, self._kv_upkeep, self._loop.batch_manager_lock)
         self._contexts = ContextIntake(config.cache_transceiver_config, self._transfers)
         self._intake = RequestIntake(config, self.spec, self._grammars, self._contexts)
@@ -148,18 +86,6 @@ class Executor:
             self._transfers.start(self._loop.batch_manager_lock, self._loop.wake)
         atexit.register(self.shutdown)  # the interpreter must not go under the feet of a loop that computes
         self._loop.start()
-
-    def _open_network(self, config: CacheTransceiverConfig | None) -> TransferNetwork | None:
-        return None if config is None else open_network(config, self._kv_dtype)
-
-    def _open_transfers(
-        self, config: CacheTransceiverConfig | None, network: TransferNetwork | None
-    ) -> TransferEndpoint | None:
-        if config is None or network is None:
-            return None
-        return open_endpoint(
-            config, network, self._engine, self.manifest, self._kv_dtype, self._kv, self._batch_manager
-        )
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -453,12 +379,3 @@ def _check_model(model_path: object, model_type: object) -> None:
     if model_type is not ModelType.DECODER_ONLY:
         name = model_type.name if isinstance(model_type, ModelType) else repr(model_type)
         raise InvalidRequestError(f"model_type is {name}; only DECODER_ONLY is offered", field="model_type")
-
-
-def _default_lookahead(config: DecodingConfig | None) -> LookaheadDecodingConfig | None:
-    """What requests draft with that bring no configuration of their own."""
-    if config is None:
-        return None
-    if config.lookahead_decoding_config is None and config.decoding_mode is not None:
-        return LookaheadDecodingConfig() if config.decoding_mode.isLookahead() else None
-    return config.lookahead_decoding_config

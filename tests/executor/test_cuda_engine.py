@@ -278,7 +278,7 @@ def test_a_whole_executor_gives_the_tokens_of_the_reference(
             kv_cache_dtype="float32",
         )
 
-    monkeypatch.setattr("executor.executor.open_engine", open_on_device)
+    monkeypatch.setattr("executor.assembly.open_engine", open_on_device)
     assert tokens() == expected
     assert "launch" in device.calls
     device.check_nothing_is_left()

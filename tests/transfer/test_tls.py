@@ -89,6 +89,6 @@ def test_files_that_cannot_be_used_are_named_before_the_engine_is_loaded(
 ) -> None:
     files = {"tls_certificate": "own.pem", "tls_private_key": "own.key", "tls_ca": "ca.pem"} | {field: value}
     paths = {name: None if file is None else str(certificates / file) for name, file in files.items()}
-    monkeypatch.setattr("executor.executor.open_engine", lambda *_, **__: pytest.fail("the engine is loaded"))
+    monkeypatch.setattr("executor.assembly.open_engine", lambda *_, **__: pytest.fail("the engine is loaded"))
     with pytest.raises(InvalidRequestError, match=message):
         Executor(engine_dir, ExecutorConfig(cache_transceiver_config=CacheTransceiverConfig(**paths)))
