@@ -13,6 +13,7 @@ import pytest
 
 from batch_manager import WaitCode
 from executor import (
+    CapacitySchedulerPolicy,
     Executor,
     ExecutorConfig,
     ExecutorShutDownError,
@@ -20,10 +21,13 @@ from executor import (
     GuidedDecodingConfig,
     GuidedDecodingParams,
     InvalidRequestError,
+    KvCacheConfig,
     LookaheadDecodingConfig,
     Request,
     RequestError,
     SamplingConfig,
+    SchedulerConfig,
+    SequenceReceipt,
     UnsupportedFeatureError,
 )
 from tests.executor.driving import OpenExecutor, finish, request, run, tokens_of, wait_until
@@ -41,6 +45,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PARAMS = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(SCHEMA))
+LIST_SCHEMA = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 6, "maxItems": 8}
+LIST_PARAMS = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(LIST_SCHEMA))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +115,65 @@ def test_stop_words_end_an_output_only_where_the_grammar_may_end(executor: Execu
     assert text_of(tokens_of(plain)) in ("ab", "abab", "ababab", "abx", "ababx", "abababx")
     assert text_of(tokens_of(stopped)) in ("ab", "abab", "ababab")
     assert stopped[-1].result.finish_reasons == [FinishReason.STOP_WORDS]
+
+
+def lists(**fields: Any) -> list[Request]:
+    """Prompts that begin alike, greedy and seeded; outputs have 70 to 110 tokens and repeat themselves. An
+    opened string is a stop word, too, but no output may end there."""
+    return [
+        guided(
+            "Name a few colours, in JSON, as a list of strings: " + ending,
+            120,
+            guided_decoding_params=LIST_PARAMS,
+            sampling_config=SamplingConfig(temperature=1.2, seed=index) if index % 2 else SamplingConfig(),
+            stop_words=[list(b'"]'), list(b'["')],
+            **fields,
+        )
+        for index, ending in enumerate(("now", "again", "please", "now", "again", "please"))
+    ]
+
+
+def list_outputs(
+    engine_dir: Path, wanted: list[Request], *, times: int = 1, **config: Any
+) -> tuple[list[list[int]], list[SequenceReceipt]]:
+    """The tokens of the last of some `times`, and how they were computed."""
+    opened = ExecutorConfig(deterministic=True, guided_decoding_config=GuidedDecodingConfig(), **config)
+    with Executor(engine_dir, opened) as executor:
+        for _ in range(times):
+            ids = executor.enqueue_requests(wanted)
+            responses = [finish(executor, each) for each in ids]
+        receipts = [executor.get_receipt(each) for each in ids]
+    for each in responses:
+        jsonschema.validate(json.loads(text_of(tokens_of(each))), LIST_SCHEMA)
+        assert each[-1].result.finish_reasons in ([FinishReason.STOP_WORDS], [FinishReason.END_ID])
+    return [tokens_of(each) for each in responses], [each.sequences[0] for each in receipts if each is not None]
+
+
+@pytest.fixture(scope="module")
+def plain_lists(byte_engine_dir: Path) -> list[list[int]]:
+    tokens, _ = list_outputs(byte_engine_dir, lists(), kv_cache_config=KvCacheConfig(enable_block_reuse=False))
+    return tokens
+
+
+def test_prompts_found_in_the_cache_do_not_change_a_guided_output(
+    byte_engine_dir: Path, plain_lists: list[list[int]]
+) -> None:
+    tokens, sequences = list_outputs(byte_engine_dir, lists(), times=2)
+    assert tokens == plain_lists
+    assert all(each.num_reused_tokens > 0 for each in sequences)
+
+
+def test_drafts_pauses_and_stop_words_together_do_not_change_a_guided_output(
+    byte_engine_dir: Path, plain_lists: list[list[int]]
+) -> None:
+    tokens, sequences = list_outputs(
+        byte_engine_dir,
+        lists(lookahead_config=LookaheadDecodingConfig()),
+        scheduler_config=SchedulerConfig(CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=KvCacheConfig(max_tokens=256),
+    )
+    assert tokens == plain_lists
+    assert any(each.pauses and each.num_accepted_draft_tokens for each in sequences)
 
 
 def test_a_request_waits_for_its_grammar_and_others_run_meanwhile(
