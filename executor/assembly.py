@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from batch_manager import BatchManager, KvCacheManager
 from batch_manager.trace import TraceRecorder
@@ -22,7 +22,6 @@ from executor.model_runner import ModelRunner
 from executor.pool_size import PoolSize, pool_size
 from executor.receipts import Receipts
 from executor.sampling import Sampler
-from executor.sampling.grammar_compiler import GrammarCompiler
 from executor.scheduler_config import batch_manager_config, kv_cache_manager_config, open_scheduler
 from executor.speculation import Drafter, StepCost
 from executor.stats import StatsLimits, StatsRecorder
@@ -30,6 +29,9 @@ from executor.step import Step
 from executor.transfer.endpoint import TransferEndpoint
 from executor.transfer.handover import Handover
 from executor.transfer.open import open_endpoint, open_network
+
+if TYPE_CHECKING:
+    from executor.sampling.grammar_compiler import GrammarCompiler
 
 _logger = logging.getLogger(__name__)
 

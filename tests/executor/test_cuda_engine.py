@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_build.engine_dir import EngineDirectory
 from executor import Executor, ExecutorConfig
 from executor.api.errors import UnsupportedFeatureError
 from executor.engines.cuda.device import OutOfDeviceMemoryError
 from executor.engines.interface import Engine, InvalidStepError
+from executor.engines.open import engine_spec
 from executor.engines.reference_kv_cache import KV_CACHE_DTYPES
 from executor.engines.tensorrt import TensorRtEngine
 from executor.engines.tensorrt_plan import PlanError
@@ -268,8 +270,8 @@ def test_a_whole_executor_gives_the_tokens_of_the_reference(
     expected = tokens()
     device = FakeDevice()
 
-    def open_on_device(directory: object, *, num_blocks: int, **_: object) -> TensorRtEngine:
-        opened = Executor.__init__.__globals__["engine_spec"](directory)
+    def open_on_device(directory: EngineDirectory, *, num_blocks: int, **_: object) -> TensorRtEngine:
+        opened = engine_spec(directory)
         return TensorRtEngine(
             FakePlan(device, tiny_engine_dir / "model.onnx", opened),
             device,
