@@ -18,7 +18,7 @@ from executor import Executor, ExecutorConfig
 from executor.api.errors import UnsupportedFeatureError
 from executor.engines.cuda.device import OutOfDeviceMemoryError
 from executor.engines.interface import Engine, InvalidStepError
-from executor.engines.open import engine_spec
+from executor.engines.open import engine_spec as spec_of_directory
 from executor.engines.reference_kv_cache import KV_CACHE_DTYPES
 from executor.engines.tensorrt import TensorRtEngine
 from executor.engines.tensorrt_plan import PlanError
@@ -271,7 +271,7 @@ def test_a_whole_executor_gives_the_tokens_of_the_reference(
     device = FakeDevice()
 
     def open_on_device(directory: EngineDirectory, *, num_blocks: int, **_: object) -> TensorRtEngine:
-        opened = engine_spec(directory)
+        opened = spec_of_directory(directory)
         return TensorRtEngine(
             FakePlan(device, tiny_engine_dir / "model.onnx", opened),
             device,
