@@ -10,7 +10,14 @@ from executor.api.errors import InvalidRequestError
 from executor.api.support import refused, supported
 
 _DRAFT_MODEL = "draft models and draft heads are not offered yet"
-_BY_TOKENS = "drafts are verified by matching tokens, not by their logits"
+_BY_TOKENS = (
+    "a draft is accepted where it equals what is drawn, so that a seed gives the same tokens with any drafts; with "
+    "acceptance by the ratio of probabilities it would not"
+)
+_THRESHOLD = (
+    "upstream compares it with the ratio of probabilities that draft logits give; a fixed one lets drafts change the "
+    "distribution of outputs"
+)
 
 
 class _Mode(Flag):
@@ -190,8 +197,8 @@ class ExternalDraftTokensConfig:
 
     tokens: list[int]
     logits: Any = refused(None, _BY_TOKENS)
-    acceptance_threshold: float | None = refused(None, _BY_TOKENS)
-    fast_logits: bool | None = refused(None, _BY_TOKENS)
+    acceptance_threshold: float | None = refused(None, _THRESHOLD)
+    fast_logits: bool | None = refused(None, _DRAFT_MODEL)
 
 
 @dataclass(slots=True)

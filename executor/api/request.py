@@ -15,7 +15,7 @@ from executor.api.kv_cache_config import KvCacheRetentionConfig
 from executor.api.model_inputs import LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
 from executor.api.renamed import renamed
 from executor.api.sampling_config import SamplingConfig
-from executor.api.support import accepted, addition, check_supported, refused
+from executor.api.support import accepted, addition, check_supported, refused, supported
 
 __all__ = [
     "AdditionalModelOutput",
@@ -102,7 +102,7 @@ class Request:
     end_id: int | None = None
     """Token that ends the output; `None` and -1: none does (the serving layer fills in the model's)."""
     pad_id: int | None = accepted(None, "rows are packed, so nothing is ever padded")
-    position_ids: list[int] | None = refused(None, _NOT_YET)
+    position_ids: list[int] | None = supported(None, "0, 1, 2, ... only: cached blocks are found by their tokens")
     bad_words: list[list[int]] | None = None
     stop_words: list[list[int]] | None = None
     embedding_bias: Any = None
@@ -156,7 +156,25 @@ class Request:
             raise InvalidRequestError("allotted_time_ms is negative", field="allotted_time_ms")
         self.sampling_config.validate()
         check_supported(self, "request")
+        self._check_position_ids()
         self._check_type()
+
+    def _check_position_ids(self) -> None:
+        if self.position_ids is None:
+            return
+        num_tokens = len(self.input_token_ids)
+        if len(self.position_ids) != num_tokens:
+            raise InvalidRequestError(
+                f"position_ids has {len(self.position_ids)} entries; the prompt has {num_tokens} tokens",
+                field="position_ids",
+            )
+        for index, position in enumerate(self.position_ids):
+            if position != index:
+                raise UnsupportedFeatureError(
+                    f"position_ids[{index}] is {position}; only {index} is supported: cached blocks are found by their "
+                    "tokens",
+                    field="position_ids",
+                )
 
     def _check_type(self) -> None:
         is_generation_only = self.type is RequestType.REQUEST_TYPE_GENERATION_ONLY

@@ -307,6 +307,18 @@ def test_a_feature_that_is_not_offered_is_refused_by_name(open_executor: OpenExe
     assert caught.value.field == "request.lora_config"
 
 
+def test_position_ids_may_say_what_is_the_case_anyway_and_nothing_else(open_executor: OpenExecutor) -> None:
+    executor = open_executor()
+    plain = run(executor, [request([3, 4, 5])])
+    for usual in ([0, 1, 2], np.arange(3)):
+        assert run(executor, [request([3, 4, 5], position_ids=usual)]) == plain
+    with pytest.raises(UnsupportedFeatureError, match=r"position_ids\[1\] is 2; only 1 is supported") as caught:
+        executor.enqueue_request(request([3, 4, 5], position_ids=[0, 2, 3]))
+    assert caught.value.field == "position_ids"
+    with pytest.raises(InvalidRequestError, match="position_ids has 2 entries; the prompt has 3 tokens"):
+        executor.enqueue_request(request([3, 4, 5], position_ids=[0, 1]))
+
+
 def test_a_request_that_can_never_fit_the_pool_is_refused_with_the_numbers(open_executor: OpenExecutor) -> None:
     executor = open_executor(kv_cache_config=KvCacheConfig(max_tokens=40))
     with pytest.raises(InvalidRequestError, match="block"):
