@@ -12,6 +12,7 @@ from engine_build.engine_dir import EngineDirectory
 from executor.api.config import ExecutorConfig
 from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
 from executor.debug_tensors import DebugTensors
+from executor.engines.device_options import device_options
 from executor.engines.interface import Engine, EngineSpec
 from executor.engines.open import engine_spec, kv_cache_dtype, open_engine, pool_memory
 from executor.guided_decoding import open_guided_decoding
@@ -70,7 +71,8 @@ def assemble(manifest: EngineDirectory, config: ExecutorConfig) -> Parts:
     spec = engine_spec(manifest, kv_fields.kv_cache_dtype)
     kv_dtype = kv_cache_dtype(manifest, kv_fields.kv_cache_dtype)
     scheduling = batch_manager_config(config, spec)
-    size = pool_size(kv_fields, spec, scheduling.max_batch_size, pool_memory(manifest))
+    options = device_options(config)
+    size = pool_size(kv_fields, spec, scheduling.max_batch_size, pool_memory(manifest, options))
     for line in size.reason.splitlines():
         _logger.info(line)
     debug_tensors = None if config.debug_config is None else DebugTensors(config.debug_config)
@@ -86,6 +88,7 @@ def assemble(manifest: EngineDirectory, config: ExecutorConfig) -> Parts:
         kv_cache_dtype=kv_fields.kv_cache_dtype,
         num_threads=config.num_threads,
         deterministic=config.deterministic,
+        options=options,
     )
     engine.warm_up()
     _logger.info("engine ready after %.1f s", time.monotonic() - started)

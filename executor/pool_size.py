@@ -4,14 +4,50 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from executor.api.config import KvCacheConfig
 from executor.api.errors import InvalidRequestError
 from executor.engines.interface import EngineSpec
 from executor.kv_tiers.disk_pool import slot_bytes
 
-_DEFAULT_FRACTION = 0.3
-"""Main memory is shared with everything else on the machine; a GPU's weights are loaded after the pool is sized."""
+_MAIN_MEMORY_FRACTION = 0.3
+"""Main memory is shared with everything else on the machine."""
+_GPU_FRACTION = 0.9
+"""What is left of a GPU beside the engine; a tenth is for what its libraries allocate themselves."""
+
+
+class PoolMemory(NamedTuple):
+    """Memory that a pool can take from."""
+
+    num_bytes: int
+    default_fraction: float
+    """How much of it is taken where nothing is said."""
+    source: str
+    """For people: where the bytes come from."""
+    on_gpu: bool
+
+
+def main_memory() -> PoolMemory:
+    """What is free of main memory now."""
+    free = available_memory()
+    return PoolMemory(free, _MAIN_MEMORY_FRACTION, f"{_size(free)} free memory", on_gpu=False)
+
+
+def gpu_memory(free: int, engine: int) -> PoolMemory:
+    """What is left of a GPU's memory.
+
+    Args:
+        free: bytes that are free now.
+        engine: bytes that the engine will take of them for weights and steps.
+    """
+    left = max(0, free - engine)
+    return PoolMemory(
+        left,
+        _GPU_FRACTION,
+        f"{_size(left)} ({_size(free)} free on the GPU, {_size(engine)} of it for the engine)",
+        on_gpu=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +62,7 @@ class PoolSize:
     """For people: the numbers that led to these, a line for each tier."""
 
 
-def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, available_bytes: int) -> PoolSize:
+def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, memory: PoolMemory) -> PoolSize:
     """Blocks for an engine: the smallest of what was asked for, what memory allows and what can ever be used; below
     it what was asked for.
 
@@ -35,7 +71,7 @@ def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, avai
             how large the tiers below it are.
         spec: gives block size and bytes.
         max_batch_size: sequences that can hold blocks at once.
-        available_bytes: memory that is free now.
+        memory: where the pool and the host tier will be.
 
     Raises:
         InvalidRequestError: not even one sequence of one block fits; or a lower tier is too small for one block, or
@@ -43,7 +79,7 @@ def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, avai
     """
     fraction = config.free_gpu_memory_fraction
     if fraction is None:
-        fraction = _DEFAULT_FRACTION
+        fraction = memory.default_fraction
     if not 0 < fraction <= 1:
         raise InvalidRequestError(
             f"kv_cache_config.free_gpu_memory_fraction is {fraction}; it must be in (0, 1]",
@@ -52,7 +88,7 @@ def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, avai
     block_bytes = spec.kv_bytes_per_block
     usable = max_batch_size * -(-spec.max_seq_len // spec.tokens_per_block)
     bounds = {
-        f"{fraction:.0%} of {_size(available_bytes)} free memory": int(available_bytes * fraction) // block_bytes,
+        f"{fraction:.0%} of {memory.source}": int(memory.num_bytes * fraction) // block_bytes,
         f"{max_batch_size} sequences of {spec.max_seq_len} tokens": usable,
     }
     if config.max_tokens is not None:
@@ -63,11 +99,15 @@ def pool_size(config: KvCacheConfig, spec: EngineSpec, max_batch_size: int, avai
             f"the KV pool has no block: {name} gives {num_blocks} blocks of {block_bytes} bytes",
             field="kv_cache_config",
         )
-    left = available_bytes - num_blocks * block_bytes
+    left = available_memory() if memory.on_gpu else memory.num_bytes - num_blocks * block_bytes
     if config.host_cache_size and config.host_cache_size > left:
         raise InvalidRequestError(
-            f"kv_cache_config.host_cache_size is {_size(config.host_cache_size)}; of {_size(available_bytes)} free "
-            f"memory {_size(left)} are left beside the pool's {num_blocks} blocks",
+            f"kv_cache_config.host_cache_size is {_size(config.host_cache_size)}; "
+            + (
+                f"{_size(left)} of main memory are free"
+                if memory.on_gpu
+                else f"of {memory.source} {_size(left)} are left beside the pool's {num_blocks} blocks"
+            ),
             field="kv_cache_config.host_cache_size",
         )
     host_blocks = _lower_blocks("host_cache_size", config.host_cache_size, block_bytes)

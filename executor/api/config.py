@@ -101,8 +101,22 @@ class LogitsPostProcessorConfig:
 class ExtendedRuntimePerfKnobConfig:
     multi_block_mode: bool = refused(True, _NO_KERNELS)
     enable_context_fmha_fp32_acc: bool = refused(False, _NO_KERNELS)
-    cuda_graph_mode: bool = refused(False, _NO_KERNELS)
-    cuda_graph_cache_size: int = refused(0, _NO_KERNELS)
+    cuda_graph_mode: bool | None = None
+    """Whether generation steps are recorded in CUDA graphs; `None`: where the target can (`tensorrt`). Upstream's
+    default was off."""
+    cuda_graph_cache_size: int = 0
+    """Batch sizes that are recorded, evenly spread; 0: all that steps are padded to."""
+
+    def validate(self) -> None:
+        """Raise an `InvalidRequestError` naming the first field that is wrong whatever the engine is."""
+        name = "extended_runtime_perf_knob_config.cuda_graph_cache_size"
+        _check_not_negative(name, self.cuda_graph_cache_size)
+        if self.cuda_graph_cache_size and not self.cuda_graph_mode:
+            raise InvalidRequestError(
+                f"{name} is {self.cuda_graph_cache_size}; it goes with cuda_graph_mode, which is "
+                f"{self.cuda_graph_mode}",
+                field=name,
+            )
 
 
 @dataclass(slots=True)
@@ -123,12 +137,15 @@ class ExecutorConfig:
     batching_type: BatchingType = BatchingType.INFLIGHT
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
-    parallel_config: ParallelConfig | None = refused(None, ONE_DEVICE)
+    parallel_config: ParallelConfig | None = None
+    """Its `device_ids` name the GPU; the first one by default."""
     peft_cache_config: PeftCacheConfig = field(default_factory=PeftCacheConfig)
     logits_post_processor_config: LogitsPostProcessorConfig | None = None
     decoding_config: DecodingConfig | None = None
     use_gpu_direct_storage: bool = refused(False, "plans are read through main memory")
-    gpu_weights_percent: float = refused(1.0, "weights are not streamed")
+    gpu_weights_percent: float = 1.0
+    """Part of the weights that stay in the GPU's memory, in (0, 1]; the others are read from main memory in each step.
+    Below 1 for engines built with `--weight_streaming` only."""
     max_queue_size: int | None = None
     extended_runtime_perf_knob_config: ExtendedRuntimePerfKnobConfig = field(
         default_factory=ExtendedRuntimePerfKnobConfig
@@ -172,6 +189,13 @@ class ExecutorConfig:
                 f"max_beam_width is {self.max_beam_width}; beam search is not offered, it must be 1",
                 field="max_beam_width",
             )
+        if not 0 < self.gpu_weights_percent <= 1:
+            raise InvalidRequestError(
+                f"gpu_weights_percent is {self.gpu_weights_percent}; it must be in (0, 1]", field="gpu_weights_percent"
+            )
+        if self.parallel_config is not None:
+            self.parallel_config.validate()
+        self.extended_runtime_perf_knob_config.validate()
         if self.decoding_config is not None:
             self.decoding_config.validate()
         if self.cache_transceiver_config is not None:

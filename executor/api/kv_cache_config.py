@@ -51,8 +51,8 @@ class KvCacheConfig:
     max_attention_window: list[int] | None = refused(None, "the window is the model's own")
     sink_token_length: int | None = refused(None, "attention sinks are not offered")
     free_gpu_memory_fraction: float | None = None
-    """Part of the memory that is free before the engine is loaded (main memory on a CPU), by default 0.3. The pool is
-    no larger than what `max_batch_size` sequences of `max_seq_len` tokens can use."""
+    """Part of the memory that is free: by default 0.3 of main memory, or 0.9 of what a GPU has left beside the engine's
+    weights and steps. The pool is no larger than what `max_batch_size` sequences of `max_seq_len` tokens can use."""
     host_cache_size: int | None = None
     """Bytes of main memory for blocks that leave the pool; `None` or 0: none."""
     onboard_blocks: bool = accepted(True, "blocks found below the pool are always brought back to it")

@@ -83,6 +83,10 @@ def dynamo_worker(
     context_chunking_policy: options.ChunkingPolicy = options.ChunkingPolicyName.FIRST_COME_FIRST_SERVED,
     deterministic: options.Deterministic = False,
     num_threads: options.NumThreads = None,
+    device_id: options.DeviceId = None,
+    gpu_weights_percent: options.GpuWeightsPercent = 1.0,
+    cuda_graph_mode: options.CudaGraphMode = None,
+    cuda_graph_cache_size: options.CudaGraphCacheSize = 0,
     drain_seconds: Annotated[
         float, typer.Option("--drain_seconds", help="How long open requests may go on after SIGTERM.", min=0)
     ] = 30.0,
@@ -125,6 +129,10 @@ def dynamo_worker(
         context_chunking_policy=context_chunking_policy,
         deterministic=deterministic,
         num_threads=num_threads,
+        device_id=device_id,
+        gpu_weights_percent=gpu_weights_percent,
+        cuda_graph_mode=cuda_graph_mode,
+        cuda_graph_cache_size=cuda_graph_cache_size,
         cache_transceiver_config=transceiver,
         event_buffer_max_size=_EVENTS if enable_block_reuse else 0,
     )

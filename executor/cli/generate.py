@@ -56,6 +56,10 @@ def generate(
     context_chunking_policy: options.ChunkingPolicy = options.ChunkingPolicyName.FIRST_COME_FIRST_SERVED,
     deterministic: options.Deterministic = False,
     num_threads: options.NumThreads = None,
+    device_id: options.DeviceId = None,
+    gpu_weights_percent: options.GpuWeightsPercent = 1.0,
+    cuda_graph_mode: options.CudaGraphMode = None,
+    cuda_graph_cache_size: options.CudaGraphCacheSize = 0,
     log_level: options.LogLevel = options.LogLevelName.WARNING,
 ) -> None:
     """Generate answers to prompts, all at once, and stream them."""
@@ -71,6 +75,10 @@ def generate(
         context_chunking_policy=context_chunking_policy,
         deterministic=deterministic,
         num_threads=num_threads,
+        device_id=device_id,
+        gpu_weights_percent=gpu_weights_percent,
+        cuda_graph_mode=cuda_graph_mode,
+        cuda_graph_cache_size=cuda_graph_cache_size,
         iteration_table_max_rows=_TABLE_ROWS if table or table_csv is not None else 0,
     )
     sampling = options.sampling_config(

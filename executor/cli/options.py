@@ -13,13 +13,16 @@ from executor import (
     CapacitySchedulerPolicy,
     ContextChunkingPolicy,
     ExecutorConfig,
+    ExtendedRuntimePerfKnobConfig,
     InstanceRole,
     KvCacheConfig,
+    ParallelConfig,
     SamplingConfig,
     SchedulerConfig,
 )
 
 _RUN = "How the engine runs"
+_GPU = "Which GPU, and how it runs"
 _SAMPLING = "How tokens are chosen"
 
 
@@ -61,7 +64,7 @@ KvCacheFraction = Annotated[
     float | None,
     typer.Option(
         "--kv_cache_free_gpu_mem_fraction",
-        help="Part of the free memory for the KV cache (main memory on a CPU).",
+        help="Part of the free memory for the KV cache: 0.3 of main memory by default, 0.9 of a GPU's.",
         rich_help_panel=_RUN,
     ),
 ]
@@ -99,6 +102,36 @@ Deterministic = Annotated[
 ]
 NumThreads = Annotated[
     int | None, typer.Option("--num_threads", help="CPU threads; all cores by default.", rich_help_panel=_RUN)
+]
+DeviceId = Annotated[
+    int | None,
+    typer.Option("--device_id", help="Number of the GPU; the first by default.", min=0, rich_help_panel=_GPU),
+]
+GpuWeightsPercent = Annotated[
+    float,
+    typer.Option(
+        "--gpu_weights_percent",
+        help="Part of the weights in GPU memory, above 0 and up to 1; for engines built with --weight_streaming.",
+        rich_help_panel=_GPU,
+    ),
+]
+CudaGraphMode = Annotated[
+    bool | None,
+    typer.Option(
+        "--cuda_graph_mode/--no_cuda_graph_mode",
+        help="Whether generation steps are recorded in CUDA graphs; where the target can by default.",
+        show_default=False,
+        rich_help_panel=_GPU,
+    ),
+]
+CudaGraphCacheSize = Annotated[
+    int,
+    typer.Option(
+        "--cuda_graph_cache_size",
+        help="Batch sizes that are recorded, with --cuda_graph_mode; 0: all.",
+        min=0,
+        rich_help_panel=_GPU,
+    ),
 ]
 Role = Annotated[
     InstanceRole | None,
@@ -210,6 +243,10 @@ def executor_config(
     context_chunking_policy: ChunkingPolicyName,
     deterministic: bool,
     num_threads: int | None,
+    device_id: int | None,
+    gpu_weights_percent: float,
+    cuda_graph_mode: bool | None,
+    cuda_graph_cache_size: int,
     max_queue_size: int | None = None,
     max_queued_tokens: int | None = None,
     iteration_table_max_rows: int = 0,
@@ -243,6 +280,11 @@ def executor_config(
         max_queued_tokens=max_queued_tokens,
         deterministic=deterministic,
         num_threads=num_threads,
+        parallel_config=None if device_id is None else ParallelConfig(device_ids=[device_id]),
+        gpu_weights_percent=gpu_weights_percent,
+        extended_runtime_perf_knob_config=ExtendedRuntimePerfKnobConfig(
+            cuda_graph_mode=cuda_graph_mode, cuda_graph_cache_size=cuda_graph_cache_size
+        ),
         cache_transceiver_config=cache_transceiver_config,
         iteration_table_max_rows=iteration_table_max_rows,
     )

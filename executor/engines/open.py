@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_build.engine_dir import EngineDirectory
-from engine_build.memory import KvCacheMemory, kv_cache_memory
+from engine_build.memory import KvCacheMemory, kv_cache_memory, workspace_bytes
 from engine_build.targets.interface import TargetError
 from engine_build.targets.select import select_target
 from engine_build.targets.tensorrt.base import rank_file
 from engine_build.targets.tensorrt.plan_check import PACKAGES, check_plan_here
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
+from executor.engines.device_options import DeviceOptions, check_device_options
 from executor.engines.interface import Engine, EngineSpec
-from executor.pool_size import available_memory
+from executor.pool_size import PoolMemory, gpu_memory, main_memory
 
 if TYPE_CHECKING:
     from executor.engines.cuda.bindings import BindingsDevice
     from executor.engines.tensorrt import TensorRtEngine
+
+_DEFAULT_OPTIONS = DeviceOptions()
 
 
 def engine_spec(engine_dir: EngineDirectory | Path, kv_cache_dtype: str | None = None) -> EngineSpec:
@@ -57,6 +60,7 @@ def open_engine(
     num_threads: int | None = None,
     deterministic: bool = False,
     device: str | None = None,
+    options: DeviceOptions = _DEFAULT_OPTIONS,
 ) -> Engine:
     """Load the plan and allocate the KV pool.
 
@@ -68,17 +72,22 @@ def open_engine(
         deterministic: a row's logits are bit-equal in every step in which each sequence has two rows or more.
         device: where an engine of target reference runs: `cpu`, `cuda` or, with `None`, on a GPU if torch can use one.
             The others run where they were built for.
+        options: of the GPU.
 
     Raises:
         EngineDirectoryError: the directory is missing, damaged or of another format version; or a plan of TensorRT
             of another version, for another device or with another checksum.
         InvalidRequestError: the target cannot keep keys and values so.
-        UnsupportedFeatureError: the target's library is not installed, it has no GPU here, or no deterministic mode.
+        UnsupportedFeatureError: the target's library is not installed, it has no GPU here, no deterministic mode, or
+            does not do what `options` ask for.
         OpenVinoError, PlanError, UnsupportedGraphError: the engine's library cannot run the plan here.
     """
     directory = _opened(engine_dir)
     spec = engine_spec(directory, kv_cache_dtype)
     kv_cache_dtype = _kv_cache(directory, kv_cache_dtype).dtype
+    if device is None:
+        device = _device_name(directory, options)
+    check_device_options(options, directory, on_gpu=device != "cpu")
     if directory.target == "openvino":
         from executor.engines.openvino import OpenVinoEngine
 
@@ -92,9 +101,9 @@ def open_engine(
             deterministic=deterministic,
         )
     if directory.target in PACKAGES:
-        return _open_tensorrt(directory, spec, num_blocks, kv_cache_dtype, deterministic)
+        return _open_tensorrt(directory, spec, num_blocks, kv_cache_dtype, deterministic, options)
     try:
-        from executor.engines.reference import ReferenceEngine, default_device
+        from executor.engines.reference import ReferenceEngine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -107,30 +116,54 @@ def open_engine(
         spec,
         num_blocks,
         kv_cache_dtype=kv_cache_dtype,
-        device=default_device() if device is None else device,
+        device=device,
         deterministic=deterministic,
     )
 
 
-def pool_memory(engine_dir: EngineDirectory | Path) -> int:
-    """Bytes that are free now where `open_engine` will put the KV pool: in main memory, or on a GPU.
+def pool_memory(engine_dir: EngineDirectory | Path, options: DeviceOptions = _DEFAULT_OPTIONS) -> PoolMemory:
+    """Memory that is free now where `open_engine` will put the KV pool: in main memory, or on a GPU.
 
     Raises:
-        UnsupportedFeatureError: the target needs a GPU, and there is none.
+        UnsupportedFeatureError: the target needs a GPU, and there is none; or it does not do what `options` ask for.
     """
     directory = _opened(engine_dir)
+    device = _device_name(directory, options)
+    check_device_options(options, directory, on_gpu=device != "cpu")
+    if device == "cpu":
+        return main_memory()
+    model, build = directory.model_config, directory.build_config
+    workspace = workspace_bytes(model, build)
     if directory.target in PACKAGES:
-        return _gpu().memory().free
-    if directory.target == "reference" and find_spec("torch") is not None:
-        from executor.engines.reference import default_device, free_memory
+        from executor.engines.tensorrt import buffer_bytes
 
-        if default_device() != "cpu":
-            return free_memory(default_device())
-    return available_memory()
+        weights = int(directory.manifest.files[rank_file(0)].num_bytes * options.weights_fraction)
+        return gpu_memory(_gpu(options).memory().free, weights + workspace + buffer_bytes(engine_spec(directory)))
+    from executor.engines.reference import free_memory
+
+    weights = sum(record.num_bytes for record in directory.manifest.files.values())
+    return gpu_memory(free_memory(device), weights + workspace)
+
+
+def _device_name(directory: EngineDirectory, options: DeviceOptions) -> str:
+    """Where an engine runs, as torch calls it."""
+    if directory.target in PACKAGES:
+        return "cuda"
+    if directory.target != "reference" or find_spec("torch") is None:
+        return "cpu"
+    from executor.engines.reference import default_device
+
+    device = default_device()
+    return device if device == "cpu" or options.device_id is None else f"{device}:{options.device_id}"
 
 
 def _open_tensorrt(
-    directory: EngineDirectory, spec: EngineSpec, num_blocks: int, kv_cache_dtype: str, deterministic: bool
+    directory: EngineDirectory,
+    spec: EngineSpec,
+    num_blocks: int,
+    kv_cache_dtype: str,
+    deterministic: bool,
+    options: DeviceOptions,
 ) -> TensorRtEngine:
     """Everything the manifest and this machine can tell is checked before anything of CUDA is made."""
     if deterministic:
@@ -138,23 +171,32 @@ def _open_tensorrt(
             f"deterministic mode is not supported by target {directory.target}; openvino and reference have it"
         )
     try:
-        check_plan_here(directory)
+        check_plan_here(directory, options.device_id or 0)
     except TargetError as error:
         raise UnsupportedFeatureError(str(error)) from error
     from executor.engines.tensorrt import TensorRtEngine
     from executor.engines.tensorrt_plan import load_plan
 
-    gpu = _gpu()
-    plan = load_plan(directory.path / rank_file(0), PACKAGES[directory.target].module, gpu)
-    return TensorRtEngine(plan, gpu, spec, num_blocks, kv_cache_dtype=kv_cache_dtype)
+    gpu = _gpu(options)
+    module = PACKAGES[directory.target].module
+    plan = load_plan(directory.path / rank_file(0), module, gpu, weights_fraction=options.weights_fraction)
+    return TensorRtEngine(
+        plan,
+        gpu,
+        spec,
+        num_blocks,
+        kv_cache_dtype=kv_cache_dtype,
+        cuda_graphs=options.cuda_graphs is not False,
+        num_graph_sizes=options.num_graph_sizes,
+    )
 
 
-def _gpu() -> BindingsDevice:
+def _gpu(options: DeviceOptions) -> BindingsDevice:
     from executor.engines.cuda.bindings import open_device
     from executor.engines.cuda.device import NoGpuError
 
     try:
-        return open_device()
+        return open_device(options.device_id or 0)
     except NoGpuError as error:
         raise UnsupportedFeatureError(str(error)) from error
 

@@ -104,9 +104,10 @@ class TritonAttention:
             }
             kernel = getattr(kernels, launch.kernel)
             arguments = {name: tensors[name] for name in kernel.arg_names if name in tensors}
-            kernel[launch.grid](
-                **arguments, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages
-            )
+            with torch.cuda.device_of(query):  # Triton launches on the current GPU, whichever the tensors are on
+                kernel[launch.grid](
+                    **arguments, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages
+                )
         output = tensors["output"]
         assert isinstance(output, Tensor)
         return output

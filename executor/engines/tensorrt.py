@@ -13,6 +13,7 @@ call. All other steps are queued layer by layer with the shapes they have.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -75,6 +76,8 @@ class TensorRtEngine(Engine):
         *,
         kv_cache_dtype: str,
         max_num_blocks: int | None = None,
+        cuda_graphs: bool = True,
+        num_graph_sizes: int = 0,
     ) -> None:
         """Allocate everything a step needs.
 
@@ -86,6 +89,8 @@ class TensorRtEngine(Engine):
             kv_cache_dtype: what the plan keeps keys and values in: 8 bits have a scale behind them, as
                 `engine_build.kernels.shape` says.
             max_num_blocks: as many as `grow` may ever be asked for; `None` for `num_blocks`.
+            cuda_graphs: record generation steps, where the plan's can be recorded.
+            num_graph_sizes: how many of the padded sizes are recorded; 0 for all.
 
         Raises:
             ValueError: `num_blocks` or `spec` is wrong.
@@ -97,6 +102,8 @@ class TensorRtEngine(Engine):
         self.spec = spec
         self.num_blocks = num_blocks
         self._plan, self._device = plan, device
+        self._records_graphs = cuda_graphs and plan.can_be_captured
+        device.make_current()
         caches = [f"{kind}_cache_{layer}" for layer in range(spec.num_layers) for kind in ("key", "value")]
         _check_tensors(plan, caches)
         if spec.kv_bytes_per_block % len(caches):
@@ -124,7 +131,7 @@ class TensorRtEngine(Engine):
         ]
         self._next_slot = 0
         self._contexts = [self._context(profile) for profile in range(len(plan.profile_rows))]
-        self._generation_sizes = padded_sizes(spec.max_batch_size, 1)
+        self._generation_sizes = _spread(padded_sizes(spec.max_batch_size, 1), num_graph_sizes)
         self._entries = blocks_per_sequence(spec)
 
     def submit(self, inputs: StepInputs) -> PendingLogits:
@@ -136,6 +143,7 @@ class TensorRtEngine(Engine):
             PlanError, CudaError: the step could not be queued.
         """
         validate_step(inputs, self.spec, self.num_blocks)
+        self._device.make_current()
         return partial(self._collect, self._submit(inputs))
 
     def _collect(self, pending: _PendingStep) -> NDArray[np.float32]:
@@ -147,16 +155,17 @@ class TensorRtEngine(Engine):
 
     def padded_rows(self, num_rows: int) -> int:
         """See `Engine.padded_rows`: as if the step were a generation step, where it could be one."""
-        if not self._plan.can_be_captured or num_rows > self.spec.max_batch_size:
+        if not self._records_graphs or num_rows > self.spec.max_batch_size:
             return num_rows
         return self._generation_sizes[bisect_left(self._generation_sizes, num_rows)]
 
     def warm_up(self) -> None:
         """Run the largest step of each profile, then every size of a generation step, and record those in graphs."""
+        self._device.make_current()
         most = min(self.spec.max_num_tokens, self.spec.max_batch_size * self._entries * self.spec.tokens_per_block)
         for rows in sorted(set(self._plan.profile_rows), reverse=True):
             self._collect(self._submit(self._padding_step(min(rows, most))))
-        if not self._plan.can_be_captured:
+        if not self._records_graphs:
             return
         for size in reversed(self._generation_sizes):
             step = pad_generation(self._padding_step(1), size, self.num_blocks, self._entries)
@@ -173,6 +182,7 @@ class TensorRtEngine(Engine):
         """
         if num_blocks < self.num_blocks:
             raise ValueError(f"a pool of {self.num_blocks} blocks cannot shrink to {num_blocks}")
+        self._device.make_current()
         self._device.synchronize_stream(self._stream)
         self._pool.grow(num_blocks + 1)
         self.num_blocks = num_blocks
@@ -182,16 +192,19 @@ class TensorRtEngine(Engine):
         """See `Engine.copy_blocks`. All sources are read before a target is written."""
         validate_block_ids(sources, self.num_blocks)
         validate_block_ids(targets, self.num_blocks)
+        self._device.make_current()
         self._pool.copy(sources, targets)
 
     def read_block(self, block_id: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """See `Engine.read_block`."""
         validate_block_ids(np.array([block_id]), self.num_blocks)
+        self._device.make_current()
         return self._pool.read(block_id, out)
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
         """See `Engine.write_block`."""
         validate_block_ids(np.array([block_id]), self.num_blocks)
+        self._device.make_current()
         self._pool.write(block_id, data)
 
     def kv_regions(self) -> list[NDArray[np.uint8]]:
@@ -203,6 +216,7 @@ class TensorRtEngine(Engine):
     def close(self) -> None:
         """Wait for what is queued and give everything back; the engine cannot run afterwards."""
         device = self._device
+        device.make_current()
         device.synchronize_stream(self._stream)
         device.synchronize_stream(self._copies)
         self._drop_graphs()
@@ -312,6 +326,19 @@ class TensorRtEngine(Engine):
             block_indices_begins=np.array([0, entries], np.int32),
             sampled_rows=np.zeros(min(num_rows, self.spec.max_batch_size), np.int64),
         )
+
+
+def buffer_bytes(spec: EngineSpec) -> int:
+    """Memory of the device that steps go in and out through."""
+    logits = spec.max_num_tokens * spec.vocab_size * np.dtype(np.float32).itemsize
+    return largest_step_bytes(spec) + _NUM_SLOTS * logits
+
+
+def _spread(sizes: Sequence[int], most: int) -> Sequence[int]:
+    """So many of the sizes, the largest among them; all of them for 0."""
+    if most == 0 or most >= len(sizes):
+        return sizes
+    return [sizes[-1 - index * len(sizes) // most] for index in reversed(range(most))]
 
 
 def _check_tensors(plan: Plan, caches: list[str]) -> None:

@@ -54,7 +54,7 @@ def load_plan(
     module: str,
     device: Device,  # noqa: ARG001 (that there is one proves that a runtime can be made)
     *,
-    weight_streaming_budget: int | None = None,
+    weights_fraction: float = 1.0,
 ) -> TensorRtPlan:
     """Load a plan file.
 
@@ -62,19 +62,20 @@ def load_plan(
         path: what `engine-build` wrote.
         module: `tensorrt` or `tensorrt_rtx`, which is installed.
         device: the GPU to run on, made this thread's current one.
-        weight_streaming_budget: bytes of weights that stay on the device, of a plan built to stream them; `None` lets
-            TensorRT choose.
+        weights_fraction: part of the weights that stays on the device, in (0, 1]; below 1 for a plan built to stream
+            them.
 
     Raises:
-        PlanError: the file is no plan for this version and GPU, or the budget is refused.
+        PlanError: the file is no plan for this version and GPU, its pools are not written as the engine binds them, or
+            so many weights do not fit.
     """
-    return TensorRtPlan(importlib.import_module(module), path, weight_streaming_budget)
+    return TensorRtPlan(importlib.import_module(module), path, weights_fraction)
 
 
 class TensorRtPlan:
     """Implements `Plan`."""
 
-    def __init__(self, trt: Any, path: Path, weight_streaming_budget: int | None) -> None:
+    def __init__(self, trt: Any, path: Path, weights_fraction: float) -> None:
         self._trt, self._path = trt, path
         self._logger = _collecting_logger(trt)
         self._runtime = trt.Runtime(self._logger)
@@ -82,11 +83,12 @@ class TensorRtPlan:
         if engine is None:
             raise PlanError(f"{path} cannot be loaded by {trt.__name__} {trt.__version__}: {self._reason()}")
         self._engine = engine
-        self._set_budget(weight_streaming_budget)
+        self._set_budget(weights_fraction)
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         is_input = {name: engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
         self.inputs = tuple(name for name in names if is_input[name])
         self.outputs = tuple(name for name in names if not is_input[name])
+        self._check_aliases()
         read_by_host = [name for name in self.inputs if engine.is_shape_inference_io(name)]
         if read_by_host:
             raise PlanError(f"{path} reads the values of {', '.join(read_by_host)} on the host; none may be read so")
@@ -107,16 +109,34 @@ class TensorRtPlan:
     def close(self) -> None:
         del self._engine, self._runtime
 
-    def _set_budget(self, wanted: int | None) -> None:
+    def _check_aliases(self) -> None:
+        """Pools are bound once and written in place: a plan that keeps what it writes elsewhere would lose it.
+
+        A plugin says that its output is its input. The layers of TensorRT-RTX do not, and take one address for both.
+        """
+        said_by_plan = self._trt.__name__ == "tensorrt"
+        for output in self.outputs:
+            pool = output.removesuffix("_out")
+            expected = pool if pool in self.inputs else None
+            found = self._engine.get_aliased_input_tensor(output) or None
+            if found != expected and (said_by_plan or found is not None):
+                raise PlanError(
+                    f"{self._path} writes {output} {_place(found)}, and not {_place(expected)}: build it again"
+                )
+
+    def _set_budget(self, fraction: float) -> None:
         streamable = self._engine.streamable_weights_size
         if not streamable:
-            if wanted is not None:
-                raise PlanError(f"{self._path} was not built with --weight_streaming, so it takes no budget for it")
+            if fraction != 1:
+                raise PlanError(f"{self._path} was built without --weight_streaming: all its weights are on the GPU")
             return
-        budget = self._engine.get_weight_streaming_automatic_budget() if wanted is None else min(wanted, streamable)
+        budget = int(streamable * fraction)
         self._engine.weight_streaming_budget_v2 = budget
         if self._engine.weight_streaming_budget_v2 != budget:
-            raise PlanError(f"a weight streaming budget of {budget} bytes is refused: {self._reason()}")
+            raise PlanError(
+                f"{budget} of {streamable} bytes of weights (gpu_weights_percent {fraction:g}) cannot be kept on the "
+                f"GPU: {self._reason()}"
+            )
 
     def _reason(self) -> str:
         errors = self._logger.errors
@@ -140,6 +160,10 @@ class _TensorRtContext:
     def enqueue(self, stream: Stream) -> None:
         if not self._context.execute_async_v3(stream):
             raise PlanError(f"{self._path} could not be run: {self._reason()}")
+
+
+def _place(tensor: str | None) -> str:
+    return "to memory of its own" if tensor is None else f"over {tensor}"
 
 
 def _collecting_logger(trt: Any) -> Any:

@@ -84,7 +84,7 @@ def test_without_a_gpu_opening_ends_before_anything_is_loaded(engine: EngineDire
 def test_other_bytes_are_found_once_there_is_a_device(
     engine: EngineDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_build.targets.tensorrt.plan_check.find_device", lambda: _ADA)
+    monkeypatch.setattr("engine_build.targets.tensorrt.plan_check.find_device", lambda _index: _ADA)
     assert check_plan_here(engine) == _ADA
     copy = tmp_path / "engine"
     copy.mkdir()

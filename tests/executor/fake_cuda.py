@@ -13,6 +13,7 @@ host's clock        what the host has waited for
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -110,6 +111,7 @@ class FakeDevice:
         self._host: Clock = {}
         self._pending: list[_Work] = []
         self._capturing: dict[Stream, list[_Recorded]] = {}
+        self._threads = {threading.get_ident()}
         self.calls: list[str] = []
         """Names of what was queued, in order."""
 
@@ -145,6 +147,9 @@ class FakeDevice:
                 raise MisuseError(f"the host touches a {memory.kind} buffer that stream {access.stream} still uses")
 
     # -- Device -----------------------------------------------------------------------------------------------------
+
+    def make_current(self) -> None:
+        self._threads.add(threading.get_ident())
 
     def memory(self) -> MemoryInfo:
         used = sum(memory.mapped for memory in self._memories.values() if memory.kind != "pinned")
@@ -244,6 +249,8 @@ class FakeDevice:
         self.queue(name, stream, run, [Span(source, size)], [Span(target, size)])
 
     def _queue(self, stream: Stream, work: _Recorded) -> None:
+        if threading.get_ident() not in self._threads:
+            raise MisuseError("a thread queues work that has not made the device its current one")
         spans = [(span, False) for span in work.reads] + [(span, True) for span in work.writes]
         if stream in self._capturing:
             for span, _ in spans:

@@ -169,7 +169,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "ExtendedRuntimePerfKnobConfig": {
         "multi_block_mode": True,
         "enable_context_fmha_fp32_acc": False,
-        "cuda_graph_mode": False,
+        "cuda_graph_mode": None,
         "cuda_graph_cache_size": 0,
     },
     "SpeculativeDecodingConfig": {"fast_logits": False},
@@ -206,7 +206,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "fail_fast_on_attention_window_too_large": False,
     },
 }
-"""Upstream's constructor arguments, in order. Differences: `enable_chunked_context` is on here, and what upstream's
+"""Upstream's constructor arguments, in order. Differences: `enable_chunked_context` is on here, CUDA graphs
+are recorded where nothing is said of them, and what upstream's
 constructors require may be left out of `LookaheadDecodingConfig`, `DynamicBatchConfig` and `KvCacheRetentionConfig`."""
 
 ATTRIBUTES = {

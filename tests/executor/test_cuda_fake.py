@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -87,3 +89,13 @@ def test_whatever_is_left_is_a_leak() -> None:
     device.create_event()
     with pytest.raises(MisuseError, match="left over"):
         device.check_nothing_is_left()
+
+
+def test_a_thread_makes_the_device_its_current_one_before_it_queues_work() -> None:
+    device = FakeDevice()
+    stream, target, source = device.create_stream(), device.allocate(8), device.allocate_host(8)
+    with ThreadPoolExecutor(1) as thread:
+        with pytest.raises(MisuseError, match="has not made the device its current one"):
+            thread.submit(device.copy_to_device, target, source, 8, stream).result()
+        thread.submit(device.make_current).result()
+        thread.submit(device.copy_to_device, target, source, 8, stream).result()

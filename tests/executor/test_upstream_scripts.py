@@ -75,7 +75,7 @@ def test_orchestrator_mode_is_refused_by_name(tiny_engine_dir: Path) -> None:
     executor_config.parallel_config = trtllm.ParallelConfig(
         trtllm.CommunicationType.MPI, trtllm.CommunicationMode.ORCHESTRATOR, None, None, orchestrator_config
     )
-    with pytest.raises(trtllm.UnsupportedFeatureError, match="parallel_config is not supported: one process drives"):
+    with pytest.raises(trtllm.UnsupportedFeatureError, match="communication_mode ORCHESTRATOR is not supported"):
         trtllm.Executor(tiny_engine_dir, trtllm.ModelType.DECODER_ONLY, executor_config)
 
 

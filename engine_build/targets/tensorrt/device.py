@@ -8,7 +8,7 @@ from engine_build.targets.interface import TargetError
 
 
 class Device(NamedTuple):
-    """The current CUDA device."""
+    """A CUDA device."""
 
     name: str
     compute_capability: str
@@ -36,18 +36,20 @@ def count_devices() -> int:
     return int(count)
 
 
-def find_device() -> Device:
-    """Look the first GPU up.
+def find_device(index: int = 0) -> Device:
+    """Look a GPU up, by default the first.
 
     Raises:
-        TargetError: there is none, no driver, or no package to ask with.
+        TargetError: it is not there, no driver, or no package to ask with.
     """
     count = count_devices()
     from cuda.bindings import runtime
 
     if count == 0:
         raise TargetError("no NVIDIA GPU can be used here: the driver finds none")
-    status, properties = runtime.cudaGetDeviceProperties(0)
+    if index >= count:
+        raise TargetError(f"there is no GPU {index}: the driver finds {count}, and counts from 0")
+    status, properties = runtime.cudaGetDeviceProperties(index)
     if status != runtime.cudaError_t.cudaSuccess:
         raise TargetError(f"the GPU does not say what it is ({runtime.cudaError_t(status).name})")
     capability = f"{properties.major}.{properties.minor}"

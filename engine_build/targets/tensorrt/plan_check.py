@@ -12,8 +12,12 @@ from engine_build.targets.tensorrt.package import TENSORRT, TENSORRT_RTX
 PACKAGES = {package.target: package for package in (TENSORRT, TENSORRT_RTX)}
 
 
-def check_plan_here(directory: EngineDirectory) -> Device:
+def check_plan_here(directory: EngineDirectory, device_index: int = 0) -> Device:
     """Check a plan against this machine, its files' checksums included; give the device it will run on.
+
+    Args:
+        directory: the plan's.
+        device_index: which GPU that is.
 
     Raises:
         EngineDirectoryError: the plan is of another version, for another device, or not what was written.
@@ -21,7 +25,7 @@ def check_plan_here(directory: EngineDirectory) -> Device:
     """
     package = PACKAGES[directory.target]
     check_version(directory, str(package.load().__version__))
-    device = find_device()
+    device = find_device(device_index)
     check_device(directory, device)
     EngineDirectory.open(directory.path, verify=True)
     return device

@@ -76,7 +76,7 @@ class BindingsDevice:
         """Make the GPU this thread's current one; its primary context is shared with TensorRT."""
         self._driver, self._runtime = driver, runtime
         self._index = index
-        self._call(runtime.cudaSetDevice(index), "cudaSetDevice")
+        self.make_current()
         properties = self._call(runtime.cudaGetDeviceProperties(index), "cudaGetDeviceProperties")
         self.compute_capability = f"{properties.major}.{properties.minor}"
         self._location = driver.CUmemLocation()
@@ -89,6 +89,9 @@ class BindingsDevice:
         self._page: int = self._call(
             driver.cuMemGetAllocationGranularity(self._allocation, recommended), "cuMemGetAllocationGranularity"
         )
+
+    def make_current(self) -> None:
+        self._call(self._runtime.cudaSetDevice(self._index), "cudaSetDevice")
 
     def memory(self) -> MemoryInfo:
         free, total = self._call(self._runtime.cudaMemGetInfo(), "cudaMemGetInfo")

@@ -56,10 +56,14 @@ class Region(Protocol):
 
 
 class Device(Protocol):
-    """One GPU. All calls come from one thread."""
+    """One GPU. Calls come from one thread at a time, which has called `make_current`."""
 
     compute_capability: str
     """`major.minor`."""
+
+    def make_current(self) -> None:
+        """Let what the calling thread does next, in TensorRT too, be done on this GPU. Cheap where it is so already."""
+        ...
 
     def memory(self) -> MemoryInfo: ...
 
