@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
 
 _MAX_GUIDE_BYTES = 100_000
 """Compiling can take quadratic time; a grammar of some megabytes would take minutes."""
+
+_ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+"""What these escapes mean to ECMA-262, and to llguidance in JSON schemas; in a regex it would take all of Unicode."""
 
 _Key = tuple[GuideType, str | None]
 
@@ -135,7 +139,7 @@ class GrammarCompiler:
                 schema = json.dumps(parse_schema(params.guide))
                 return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))
             case GuideType.REGEX:
-                return str(LLMatcher.grammar_from_regex(params.guide))
+                return str(LLMatcher.grammar_from_regex(_with_ascii_classes(params.guide)))
             case GuideType.EBNF_GRAMMAR:
                 lark = _lark(params.guide)
                 check_lark_ends(lark)
@@ -151,6 +155,11 @@ class GrammarCompiler:
     def _special_token(self, text: str) -> int | None:
         token_id = self._tokenizer.token_id(text)
         return token_id if token_id in self._vocabulary.special_token_ids else None
+
+
+def _with_ascii_classes(regex: str) -> str:
+    """The same regex with digits and word characters spelled out; brackets may stand in brackets there."""
+    return re.sub(r"\\(.)", lambda escape: _ASCII_CLASSES.get(escape[1], escape[0]), regex, flags=re.DOTALL)
 
 
 def _lark(guide: str) -> str:

@@ -100,6 +100,18 @@ def test_outputs_match_their_regex_or_grammar(
     assert len(set(texts)) > 1
 
 
+@pytest.mark.parametrize("regex", [r"[\d]\w{2,4}\\d", r"[^\D]\W\d-[\w-]+", r"(\d|[a\d])\\\d"])
+def test_digits_and_word_characters_of_a_regex_are_ascii(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, regex: str
+) -> None:
+    """A telephone number once had digits of a faraway script in it."""
+    params = GuidedDecodingParams(GuideType.REGEX, regex)
+    specs = [guided(compiler, params, sequence_index=index) for index in range(30)]
+    outputs = RandomWriter(tokenizer, PADDED_VOCAB, 7).write(specs, {END})
+    texts = [tokenizer.decode(output) for output in outputs]
+    assert all(re.fullmatch(regex, text, re.ASCII) for text in texts), texts
+
+
 def test_json_mode_gives_json(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     specs = [guided(compiler, GuidedDecodingParams(GuideType.JSON), sequence_index=index) for index in range(30)]
     for output in RandomWriter(tokenizer, PADDED_VOCAB, 6).write(specs, {END}):
