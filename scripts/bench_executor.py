@@ -19,6 +19,7 @@ from bench_workload import Workload, mixed_requests
 from rich.console import Console
 from rich.table import Table
 
+from engine_build.command_line import run
 from executor import Executor, ExecutorConfig, KvCacheConfig, OutputConfig, Request
 
 PEER_VERSION = "2026.4.1"
@@ -180,4 +181,4 @@ def _print(result: dict) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/bench")

@@ -14,6 +14,7 @@ from bench_kv_bookkeeping import costs_table, measure, worst
 from bench_kv_tiers import copy_speeds, first_tokens, median_ratio
 from rich.console import Console
 
+from engine_build.command_line import run
 from executor import Executor, ExecutorConfig, Request
 
 PREFIX_TOKENS = 2000
@@ -82,4 +83,4 @@ def first_token_seconds(rounds: int) -> tuple[list[float], list[float]]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/bench_kv")

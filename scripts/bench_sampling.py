@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from engine_build.command_line import run
 from executor.api.guided import GuidedDecodingParams, GuideType
 from executor.api.sampling_config import SamplingConfig
 from executor.engines.interface import Engine, PendingLogits, StepInputs
@@ -204,4 +205,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/bench_sampling")

@@ -34,6 +34,7 @@ from batch_manager import (
     Request,
     WaitingQueuePolicy,
 )
+from engine_build.command_line import run
 
 SCRIPTS = Path(__file__).resolve().parent
 TOKENS_PER_BLOCK = 32
@@ -170,4 +171,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/bench_scheduler")

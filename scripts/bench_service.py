@@ -17,7 +17,6 @@ A server process with a fake executor serves 64 streams to a client process. Rep
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -30,6 +29,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+from one_line_parser import OneLineParser
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -209,7 +210,7 @@ async def run(quick: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the gRPC service costs above the engine.")
+    parser = OneLineParser(prog="scripts/bench_service", description="What the gRPC service costs above the engine.")
     parser.add_argument("--quick", action="store_true", help="fewer tokens: seconds instead of minutes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()

@@ -25,6 +25,7 @@ from batch_manager.simulate import (
     synthetic,
     take,
 )
+from engine_build.command_line import run
 
 COST = LinearCost(constant=0.006, per_context_token=2e-5, per_generation_row=2e-5, per_kv_token=1e-9, overhead=0.0001)
 """About an 8B model on a data-centre GPU."""
@@ -86,4 +87,4 @@ def _counted(offered: Iterator[OfferedRequest], tell: Callable[[int], None]) -> 
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/bench_simulate")

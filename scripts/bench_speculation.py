@@ -20,6 +20,7 @@ from bench_engine import demo_engine
 from rich.console import Console
 from rich.table import Table
 
+from engine_build.command_line import run
 from executor import (
     Executor,
     ExecutorConfig,
@@ -194,4 +195,4 @@ def timed(executor: Executor, request: Request) -> tuple[float, Result]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/bench_speculation")

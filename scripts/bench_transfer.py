@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from one_line_parser import OneLineParser
 
 from engine_build.engine_dir import EngineDirectory
 from executor import (
@@ -187,7 +188,9 @@ def interference(engine_dir: Path, num_gaps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog="scripts/bench_transfer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--engine_dir", type=Path, help="also measure what decoding on this engine feels of arrivals")

@@ -14,7 +14,6 @@ Sides that are compared run in turns on the same machine, against the same real 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from one_line_parser import OneLineParser
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -94,7 +95,9 @@ class TritonPythonModel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What Triton costs above the Executor, and the bridge above an echo.")
+    parser = OneLineParser(
+        prog="scripts/bench_triton", description="What Triton costs above the Executor, and the bridge above an echo."
+    )
     parser.add_argument("--quick", action="store_true", help="fewer tokens and runs: under 50 s")
     parser.add_argument("--json", action="store_true", help="the last line of output is one JSON object")
     arguments = parser.parse_args()

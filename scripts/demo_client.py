@@ -8,7 +8,6 @@ iteration. Exits with 1 when an answer is missing or empty, with 2 when there is
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from one_line_parser import OneLineParser
 from rich.console import Console
 
 from executor.api.errors import RequestError
@@ -112,7 +112,9 @@ async def next_iteration(client: AsyncInferenceClient) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Send eight chat prompts at once to a server and stream the answers.")
+    parser = OneLineParser(
+        prog="scripts/demo_client.py", description="Send eight chat prompts at once to a server and stream the answers."
+    )
     parser.add_argument("target", help="HOST:PORT")
     parser.add_argument("--max_tokens", type=int, default=64, help="of each answer (default: 64)")
     parser.add_argument("--table_csv", type=Path, help="write the iteration table, every row, to this file")

@@ -17,6 +17,7 @@ import typer
 from bench_engine import ROOT, demo_engine
 from rich.console import Console
 
+from engine_build.command_line import run
 from executor import Executor, ExecutorConfig, KvCacheConfig, OutputConfig, Request
 from executor.text import Tokenizer
 
@@ -96,4 +97,4 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/kv_agreement")

@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
+import typer
 from rich.console import Console
 
 from batch_manager.pictures import IterationTable, Timeline, chrome_trace, html_page, table_csv, table_text
-from batch_manager.simulate import RunMetrics, RunReport, RunSeries, ServiceLevel
-from batch_manager.trace import Observer
+from batch_manager.simulate import RunMetrics, RunReport, RunSeries, ServiceLevel, SimulationError
+from batch_manager.trace import Observer, TraceError
+from engine_build.command_line import os_error_line
 
 console = Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def bad_input(where: Path | None = None) -> Iterator[None]:
+    """End with one line and exit code 2 for what the user can put right; `where` is the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        _fail(os_error_line(error), None if error.filename is not None else where)
+    except UnicodeDecodeError:
+        _fail("not a text file in UTF-8", where)
+    except TraceError as error:
+        _fail(str(error), where)
+    except (SimulationError, ValueError) as error:
+        _fail(str(error), None)
+
+
+def positive(value: float | None) -> float | None:
+    """An option's callback: a finite number above 0, which `min` does not say of NaN and infinity."""
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value} is not a finite number above 0")
+    return value
+
+
+def require_folder_of(path: Path | None) -> None:
+    """Refuse a file that cannot be written before the run whose result it is to hold.
+
+    Raises:
+        NotADirectoryError: its folder is none.
+        IsADirectoryError: it is a folder itself.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "no such folder to write into", str(path.parent))
+    if path is not None and path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file to write", str(path))
+
+
+def _fail(message: str, where: Path | None) -> NoReturn:
+    text = message if where is None else f"{where}: {message}"
+    console.print(f"error: {' '.join(text.split())}", style="red", markup=False, highlight=False)
+    raise typer.Exit(2) from None
 
 
 @dataclass
@@ -32,6 +80,9 @@ class RunPictures:
     rows: IterationTable = field(init=False)
 
     def __post_init__(self) -> None:
+        with bad_input():
+            for path in (self.html, self.chrome, self.csv):
+                require_folder_of(path)
         self.metrics = RunMetrics(self.service_level)
         self.timeline = Timeline(self.max_iterations, self.max_requests)
         self.series = RunSeries()
@@ -62,7 +113,8 @@ class RunPictures:
             console.print(f"the iteration table ends after {len(self.rows.rows)} rows")
 
     def _write(self, path: Path, text: str) -> None:
-        path.write_text(text, encoding="utf-8")
+        with bad_input():
+            path.write_text(text, encoding="utf-8")
         console.print(f"wrote {path}")
 
     def print_report(self, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from run_pictures import console
+from run_pictures import bad_input, console, positive, require_folder_of
 from simulate_workload import DEFAULT_MODEL, PUBLISHED, Format, cost_model
 
 from batch_manager import BatchManagerConfig, KvCacheConfig
@@ -36,7 +36,7 @@ from batch_manager.simulate import (
     synthetic,
     take,
 )
-from batch_manager.trace import TraceError
+from engine_build.command_line import run
 
 Number = TypeVar("Number", int, float)
 
@@ -44,10 +44,16 @@ Number = TypeVar("Number", int, float)
 def main(
     arrivals: Annotated[Path | None, typer.Argument(help="File of arrivals; without one they are made up.")] = None,
     format: Annotated[Format, typer.Option(help="Of the file of arrivals.")] = Format.TRACE,
-    num_requests: Annotated[int, typer.Option(help="The first so many.")] = 1000,
-    length_scale: Annotated[float, typer.Option(help="Scale all lengths of a published trace.")] = 1.0,
-    prompt_length: Annotated[float, typer.Option(help="Median, log-normal, without a file.")] = 1000.0,
-    output_length: Annotated[float, typer.Option(help="Median, log-normal, without a file.")] = 200.0,
+    num_requests: Annotated[int, typer.Option(min=1, help="The first so many.")] = 1000,
+    length_scale: Annotated[
+        float, typer.Option(callback=positive, help="Scale all lengths of a published trace.")
+    ] = 1.0,
+    prompt_length: Annotated[
+        float, typer.Option(callback=positive, help="Median, log-normal, without a file.")
+    ] = 1000.0,
+    output_length: Annotated[
+        float, typer.Option(callback=positive, help="Median, log-normal, without a file.")
+    ] = 200.0,
     instances: Annotated[int, typer.Option(help="So many, in every layout; not with --roles.")] = 4,
     roles: Annotated[
         str | None, typer.Option(help="One layout only: CONTEXT,GENERATION,BOTH, such as 1,3,0; prints its report.")
@@ -70,8 +76,10 @@ def main(
     max_num_tokens: Annotated[int, typer.Option(help="Rows in an iteration.")] = 8192,
     num_blocks: Annotated[int, typer.Option(help="KV blocks of an instance.")] = 13_000,
     tokens_per_block: Annotated[int, typer.Option(help="Positions a block holds.")] = 64,
-    slo_ttft: Annotated[float, typer.Option(help="Seconds to the first token.")] = 0.5,
-    slo_tpot: Annotated[float, typer.Option(help="Seconds for each later token, on average.")] = 0.02,
+    slo_ttft: Annotated[float, typer.Option(callback=positive, help="Seconds to the first token.")] = 0.5,
+    slo_tpot: Annotated[
+        float, typer.Option(callback=positive, help="Seconds for each later token, on average.")
+    ] = 0.02,
     attainment: Annotated[float, typer.Option(help="Share of the requests that must be served within these.")] = 0.9,
     html: Annotated[Path | None, typer.Option(help="Write goodput over load as a page; not with --roles.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write goodput over load as a picture; not with --roles.")] = None,
@@ -81,9 +89,13 @@ def main(
 
     The blocks' default is 109 GB of an 8B model's keys and values. Ends with 2 for bad input.
     """
-    try:
+    with bad_input(arrivals):
+        require_folder_of(html)
+        require_folder_of(svg)
         loads = _numbers("--load", load, float)
         offered = _requests(arrivals, format, num_requests, length_scale, prompt_length, output_length)
+        if not offered:
+            raise SimulationError(f"{arrivals}: no request in this file")
         model = cost_model(None, cost, False)
         level = ServiceLevel(slo_ttft, slo_tpot)
         network = NetworkFigures(bandwidth * 1e9, latency, fabric * 1e9)
@@ -108,19 +120,19 @@ def main(
         if deaths:
             raise SimulationError("--die goes with --roles: layouts differ in which instances they have")
         result = sweep(run, layouts(instances), loads, attainment)
-    except (SimulationError, TraceError, OSError, ValueError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(2) from None
     if html is not None:
         name = "made-up requests" if arrivals is None else arrivals.name
         facts = (
             f"the first {len(offered)} of {name}; first token within {slo_ttft:g} s, then {slo_tpot * 1e3:g} ms a "
             f"token; ports of {bandwidth:g} GB/s; router {router}"
         )
-        html.write_text(cluster_page(result, f"{instances} instances: goodput over load", facts), encoding="utf-8")
+        page = cluster_page(result, f"{instances} instances: goodput over load", facts)
+        with bad_input():
+            html.write_text(page, encoding="utf-8")
         console.print(f"wrote {html}")
     if svg is not None:
-        svg.write_text(goodput_svg(result), encoding="utf-8")
+        with bad_input():
+            svg.write_text(goodput_svg(result), encoding="utf-8")
         console.print(f"wrote {svg}")
     print(json.dumps(result.to_json()) if as_json else result.table())
 
@@ -180,4 +192,4 @@ def _death(text: str) -> Death:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/simulate_cluster")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from run_pictures import RunPictures, console
+from run_pictures import RunPictures, bad_input, console, positive
 
 from batch_manager import (
     BatchManagerConfig,
@@ -40,7 +40,8 @@ from batch_manager.simulate import (
     take,
     with_max_new_tokens,
 )
-from batch_manager.trace import TraceError, TraceReader
+from batch_manager.trace import TraceReader
+from engine_build.command_line import run
 
 
 class Format(StrEnum):
@@ -63,13 +64,19 @@ def main(
     arrivals: Annotated[Path | None, typer.Argument(help="File of arrivals; without one they are made up.")] = None,
     format: Annotated[Format, typer.Option(help="Of the file of arrivals.")] = Format.TRACE,
     rate: Annotated[float, typer.Option(help="Requests a second (Poisson), without a file.")] = 10.0,
-    prompt_length: Annotated[float, typer.Option(help="Median, log-normal, without a file.")] = 200.0,
-    output_length: Annotated[float, typer.Option(help="Median, log-normal, without a file.")] = 100.0,
-    num_requests: Annotated[int | None, typer.Option(help="So many; 1000 without a file, else all.")] = None,
+    prompt_length: Annotated[
+        float, typer.Option(callback=positive, help="Median, log-normal, without a file.")
+    ] = 200.0,
+    output_length: Annotated[
+        float, typer.Option(callback=positive, help="Median, log-normal, without a file.")
+    ] = 100.0,
+    num_requests: Annotated[int | None, typer.Option(min=1, help="So many; 1000 without a file, else all.")] = None,
     speed: Annotated[float, typer.Option(help="Let so many times as many arrive a second.")] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="Scale all lengths of a published trace.")] = 1.0,
+    length_scale: Annotated[
+        float, typer.Option(callback=positive, help="Scale all lengths of a published trace.")
+    ] = 1.0,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="What each request asks for, however soon it ends.")
+        int | None, typer.Option(min=1, help="What each request asks for, however soon it ends.")
     ] = None,
     fit: Annotated[Path | None, typer.Option(help="Fit the cost model to this recorded trace.")] = None,
     scatter: Annotated[
@@ -88,16 +95,20 @@ def main(
     long_prompt_cap: Annotated[int | None, typer.Option(help="Tokens of one prompt in an iteration.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="KV blocks.")] = None,
     tokens_per_block: Annotated[int | None, typer.Option(help="Positions a block holds.")] = None,
-    slo_ttft: Annotated[float | None, typer.Option(help="Seconds to the first token, for the goodput.")] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="Seconds for each later token, on average.")] = None,
-    slo_e2e: Annotated[float | None, typer.Option(help="Seconds from arrival to end.")] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(callback=positive, help="Seconds to the first token, for the goodput.")
+    ] = None,
+    slo_tpot: Annotated[
+        float | None, typer.Option(callback=positive, help="Seconds for each later token, on average.")
+    ] = None,
+    slo_e2e: Annotated[float | None, typer.Option(callback=positive, help="Seconds from arrival to end.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the run as a page.")] = None,
     chrome: Annotated[Path | None, typer.Option(help="Write the run as a trace file for Perfetto.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the iteration table as CSV.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the iteration table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    max_iterations: Annotated[int, typer.Option(help="Iterations in the page and the trace file.")] = 5000,
-    max_requests: Annotated[int, typer.Option(help="Requests in the page and the trace file.")] = 1000,
+    max_iterations: Annotated[int, typer.Option(min=1, help="Iterations in the page and the trace file.")] = 5000,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests in the page and the trace file.")] = 1000,
 ) -> None:
     """Run the scheduler on ARRIVALS and report what users would have felt.
 
@@ -108,7 +119,7 @@ def main(
         ServiceLevel(slo_ttft, slo_tpot, slo_e2e), html, chrome, csv, table, max_iterations, max_requests
     )
     is_recorded = arrivals is not None and format is Format.TRACE
-    try:
+    with bad_input(arrivals):
         config, kv_config = BatchManagerConfig(), KvCacheConfig(num_blocks=4096, tokens_per_block=32)
         if arrivals is not None and is_recorded:
             with TraceReader(arrivals) as reader:
@@ -144,9 +155,8 @@ def main(
         simulation = Simulation(config, kv_config if needs_kv else None, model, pictures.observers)
         with console.status("simulating"):
             simulation.run(faster(offered, speed))
-    except (SimulationError, TraceError, OSError, ValueError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(2) from None
+        if arrivals is not None and not pictures.rows.rows and not simulation.num_held_back:
+            raise SimulationError(f"{arrivals}: no request in this file")
     pictures.write("synthetic workload" if arrivals is None else arrivals.name)
     pictures.print_report(as_json)
     if simulation.num_held_back:
@@ -175,7 +185,8 @@ DEFAULT_COST = RooflineCost(
 
 def cost_model(fit: Path | None, cost: Path | None, scatter: bool) -> CostModel:
     if fit is not None:
-        fitted = fit_cost(fit)
+        with bad_input(fit):
+            fitted = fit_cost(fit)
         console.print(
             f"cost model fitted to {fitted.num_steps} steps of {fit.name}, mean error {fitted.mean_error:.1%}: "
             + json.dumps({"linear": asdict(fitted.cost)}),
@@ -191,10 +202,10 @@ def cost_model(fit: Path | None, cost: Path | None, scatter: bool) -> CostModel:
                 return LinearCost(**linear)
             case {"model": dict(model), "device": dict(device)}:
                 return RooflineCost(ModelFigures(**model), DeviceFigures(**device))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # no JSON, no text, or names and numbers that are none of a model's
         raise SimulationError(f"{cost}: {error}") from error
     raise SimulationError(f'{cost}: expected {{"linear": {{...}}}} or {{"model": {{...}}, "device": {{...}}}}')
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/simulate")

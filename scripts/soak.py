@@ -11,7 +11,6 @@ engine directory, a tiny random one is built for the run.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -24,6 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from one_line_parser import OneLineParser
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -181,7 +182,7 @@ class Soak:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Many clients for many minutes against a server.")
+    parser = OneLineParser(prog="scripts/soak", description="Many clients for many minutes against a server.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=64, help="clients that stay")
     parser.add_argument("--disconnects", type=int, default=1000, help="clients that leave")

@@ -26,6 +26,7 @@ from bench_engine import CACHE, ROOT, demo_checkpoint
 from rich.console import Console
 from rich.table import Table
 
+from engine_build.command_line import run
 from engine_build.engine_dir import EngineDirectory
 from executor import Executor, ExecutorConfig, KvCacheConfig, Request
 from executor.engines.open import open_engine
@@ -313,4 +314,4 @@ def as_markdown(machine: Machine, rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, "scripts/verify_gpu")

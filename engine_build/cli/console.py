@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from engine_build.builder import BuildError
 from engine_build.checkpoint import CheckpointError
+from engine_build.command_line import os_error_line
 from engine_build.engine_dir import EngineDirectoryError
 from engine_build.manifest import BuildConfig
 from engine_build.network import NetworkError
@@ -63,7 +64,7 @@ def one_line_errors() -> Iterator[None]:
     except _BAD_INPUT_ERRORS as error:
         _fail(str(error), BAD_INPUT)
     except OSError as error:
-        _fail(str(error), FAILED)
+        _fail(os_error_line(error), FAILED)
     except KeyboardInterrupt:
         _fail("interrupted, nothing was written", INTERRUPTED)
 

@@ -12,13 +12,20 @@ from engine_build.builder import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS,
 from engine_build.cli.build import BuildArguments, build_command
 from engine_build.cli.console import one_line_errors, output
 from engine_build.cli.inspect import inspect_command
+from engine_build.command_line import OneLineCommand, OneLineGroup
 from engine_build.network.options import WEIGHT_DTYPES
 from engine_build.targets import TARGET_NAMES
 from engine_build.targets.interface import DEFAULT_PROFILING_VERBOSITY, CompileOptions, TensorRtOptions
 from engine_build.targets.tensorrt.base import PROFILING_VERBOSITIES
 
+
+class _Commands(OneLineGroup):
+    error_prefix = "engine-build: error"
+
+
 _app = typer.Typer(
     name="engine-build",
+    cls=_Commands,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -178,7 +185,7 @@ def _refuse_build_options(context: typer.Context) -> None:
             raise BuildError(f"--{option} is for builds, it does not go with {context.invoked_subcommand}")
 
 
-@_app.command("inspect")
+@_app.command("inspect", cls=OneLineCommand)
 def _inspect(
     engine_dir: Annotated[Path, typer.Argument(help="An engine directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,

@@ -11,6 +11,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from engine_build.command_line import os_error_line
 from engine_build.engine_dir import EngineDirectory, EngineDirectoryError
 from executor import Executor, ExecutorConfig, RequestError
 from executor.client.errors import CallError
@@ -33,7 +34,7 @@ def one_line_errors() -> Iterator[None]:
     except (EngineDirectoryError, CredentialsError, BindError, CallError, TokenizerError) as error:
         _fail(str(error))
     except OSError as error:
-        _fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+        _fail(os_error_line(error))
 
 
 @contextmanager

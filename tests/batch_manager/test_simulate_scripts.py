@@ -48,19 +48,45 @@ def test_a_replay_that_differs_ends_with_1_and_names_the_difference(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("script", "arguments", "complaint"),
     [
-        (["missing.jsonl"], "No such file or directory: 'missing.jsonl'"),
-        (["--capacity-policy", "FIFO"], "FIFO is no CapacitySchedulerPolicy; expected one of MAX_UTILIZATION"),
-        (["--num-blocks", 0], "num_blocks is 0; it must be at least 1"),
-        (["--rate", 0], "rate is 0.0 requests a second; it must be above 0"),
-        (["--cost", SCRIPTS / "simulate"], "Expecting value"),
+        ("simulate_workload.py", ["missing.jsonl"], "error: missing.jsonl: No such file or directory"),
+        ("simulate_workload.py", [SCRIPTS], f"error: {SCRIPTS}: Is a directory"),
+        ("simulate_workload.py", ["{binary}"], "error: {binary}: not a text file in UTF-8"),
+        ("simulate_workload.py", ["--fit", "{binary}"], "error: {binary}: not a text file in UTF-8"),
+        ("simulate_workload.py", ["{binary}.gz"], "error: {binary}.gz: Not a gzipped file"),
+        ("simulate_workload.py", ["--cost", SCRIPTS / "simulate"], f"error: {SCRIPTS / 'simulate'}: Expecting value"),
+        (
+            "simulate_workload.py",
+            ["--format", "azure", SCRIPTS / "one_line_parser.py"],
+            "parser.py, line 2: expected",
+        ),
+        ("simulate_workload.py", ["--html", "/missing/a.html"], "error: /missing: no such folder to write into"),
+        ("simulate_workload.py", ["--capacity-policy", "FIFO"], "FIFO is no CapacitySchedulerPolicy; expected one of"),
+        ("simulate_workload.py", ["--num-blocks", 0], "num_blocks is 0; it must be at least 1"),
+        ("simulate_workload.py", ["--rate", 0], "rate is 0.0 requests a second; it must be above 0"),
+        ("simulate_workload.py", ["--rate", "fast"], "'--rate'"),
+        ("simulate_workload.py", ["--slo-ttft", "nan"], "nan is not a finite number above 0 (see scripts/simulate"),
+        ("simulate_workload.py", ["--num-requests", -3], "'--num-requests'"),
+        ("simulate_cluster_load.py", ["missing.jsonl"], "error: missing.jsonl: No such file or directory"),
+        ("simulate_cluster_load.py", ["--svg", "/missing/a.svg"], "error: /missing: no such folder to write into"),
+        ("simulate_cluster_load.py", ["--num-requests", 0], "'--num-requests'"),
+        ("replay_trace.py", ["missing.jsonl"], "error: missing.jsonl: No such file or directory"),
+        ("replay_trace.py", ["{binary}"], "error: {binary}: not a text file in UTF-8"),
+        ("replay_trace.py", [], "(see scripts/replay --help)"),
     ],
 )
-def test_bad_input_is_one_line_and_ends_with_2(arguments: list[object], complaint: str) -> None:
-    finished = run("simulate_workload.py", *arguments)
-    assert finished.returncode == 2
-    assert complaint in finished.stderr.splitlines()[-1]
+def test_bad_input_is_one_line_and_ends_with_2(
+    script: str, arguments: list[object], complaint: str, tmp_path: Path
+) -> None:
+    binary = tmp_path / "binary"
+    for path in (binary, binary.with_suffix(".gz")):
+        path.write_bytes(b"a\xff\xfe")
+    finished = run(script, *(str(each).replace("{binary}", str(binary)) for each in arguments))
+    assert finished.returncode == 2, finished.stderr
+    assert complaint.replace("{binary}", str(binary)) in finished.stderr.splitlines()[-1]
+    assert "Traceback" not in finished.stderr
+    assert sum("error: " in line for line in finished.stderr.splitlines()) == 1
 
 
 def test_the_cost_model_can_be_given_as_a_file(tmp_path: Path) -> None:

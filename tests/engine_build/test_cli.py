@@ -230,3 +230,10 @@ def test_options_of_other_targets_are_refused(checkpoints: Path) -> None:
     assert "tp_size 2 x pp_size 1 is not supported; target openvino" in _refusal(*where, "--tp_size", 2)
     assert "target openvino keeps matrices as as_stored, int8" in _refusal(*where, "--weight_dtype", "int4")
     assert "no NVIDIA GPU can be used here" in _refusal(*where, "--target", "tensorrt")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--tp_size", "two"), ("--targt", "openvino"), ("inspect",), ("inspct",), ("inspect", "a", "b")]
+)
+def test_a_usage_error_is_one_line_that_leads_to_the_help(arguments: tuple[str, ...]) -> None:
+    assert " --help)" in _refusal(*arguments)

@@ -327,3 +327,30 @@ def test_an_empty_prompt_is_refused_though_a_chat_template_would_fill_it(engine_
     result = run_executor("generate", engine_dir, "--prompt", "x", "--prompt", "", "--chat")
     assert result.exit_code == 2
     assert "error: --prompt: the text is empty" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve"], "error: Missing argument 'ENGINE_DIR' (see executor serve --help)"),
+        (["serve", "E", "--prot", "1"], "(see executor serve --help)"),
+        (["generate", "E", "--prompt", "x", "--top_k", "many"], "'--top_k'"),
+        (["generate", "E"], "'--prompt'"),
+        (["kv", "a", "b"], "(see executor kv --help)"),
+        (["srve"], "error: No such command 'srve'"),
+    ],
+)
+def test_a_usage_error_is_one_line_that_names_the_option_and_the_help(arguments: list[str], line: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="executor")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert line in result.stderr
+    assert " --help)" in result.stderr
+
+
+def test_options_are_described_in_full_under_their_concerns() -> None:
+    text = CliRunner().invoke(app, ["serve", "--help"]).stdout
+    for heading in ("Limits:", "How the engine runs:", "KV cache below the pool:", "Where, and for whom:"):
+        assert heading in text.splitlines()
+    assert "--secondary_offload_min_priority <" in text
