@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -16,6 +18,8 @@ from engine_build.checkpoint.interface import CheckpointError
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of weights that are read, as safetensors names them -> as numpy and `ml_dtypes` do."""
+FP8 = "F8_E4M3"
+"""Read where a checkpoint has factors for it."""
 
 
 class StoredTensor(NamedTuple):
@@ -30,11 +34,21 @@ class StoredTensor(NamedTuple):
     def read(self) -> NDArray[np.generic]:
         """Raises `CheckpointError` when the file cannot be read."""
         try:
+            if self.dtype == FP8:
+                return self._read_fp8()
             with safe_open(self.path, framework="numpy") as file:
                 values: NDArray[np.generic] = file.get_tensor(self.name)
                 return values
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot read weight {self.name} from {self.path}: {error}") from error
+
+    def _read_fp8(self) -> NDArray[np.generic]:
+        """Safetensors asks numpy for this type, which has none. Its header was checked by `read_headers`."""
+        with self.path.open("rb") as file:
+            header_size = int.from_bytes(file.read(8), "little")
+            begin, end = json.loads(file.read(header_size))[self.name]["data_offsets"]
+            file.seek(8 + header_size + begin)
+            return np.frombuffer(file.read(end - begin), ml_dtypes.float8_e4m3fn).reshape(self.shape)
 
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:

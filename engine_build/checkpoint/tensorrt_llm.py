@@ -11,6 +11,10 @@ transformer.layers.N.mlp.proj          down_proj, columns of this rank
 transformer.vocab_embedding, ln_f, lm_head (rows of this rank)
 ```
 
+With quant_algo FP8 a weight is FP8 and has a factor for each rank: weight * weights_scaling_factor. Weights are
+multiplied out; how activations and the KV cache were scaled in calibration is not used: what is quantized here has
+scales of its own.
+
 Ranks are put together again, so that a build may divide the model otherwise. Source of names and layout: TensorRT-LLM's
 documentation of its checkpoint format, and its converter for the Llama family.
 """
@@ -18,6 +22,7 @@ documentation of its checkpoint format, and its converter for the Llama family.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +33,15 @@ from engine_build.checkpoint.config_check import check_config
 from engine_build.checkpoint.hugging_face_tokenizer import tokenizer_files
 from engine_build.checkpoint.interface import CheckpointError, DenseTensor, Tensor, TokenizerFiles
 from engine_build.checkpoint.json_file import JsonObject
-from engine_build.checkpoint.safetensors_file import StoredTensor, check_dtypes, dominant_dtype, read_headers
-from engine_build.checkpoint.tensorrt_llm_config import Layout, read_config
+from engine_build.checkpoint.safetensors_file import (
+    DTYPES,
+    FP8,
+    StoredTensor,
+    check_dtypes,
+    dominant_dtype,
+    read_headers,
+)
+from engine_build.checkpoint.tensorrt_llm_config import FP8_ALGORITHM, Layout, quantization, read_config
 from engine_build.checkpoint.weight_shapes import check_weights, weight_shapes
 
 _NAMES = {
@@ -48,7 +60,9 @@ _NAMES = {
 }
 """Hugging Face module -> TensorRT-LLM's, and the axis along which ranks share it; `None` where all have it whole."""
 
-_SCALES = ("_scaling_factor", "per_channel_scale", "_scale", "weights_zero_point")
+_WEIGHT_SCALE = "weights_scaling_factor"
+_UNUSED_SCALES = (".activation_scaling_factor", ".kv_cache_scaling_factor")
+_OTHER_SCALES = ("_scaling_factor", "_scaling_factor_2", "per_channel_scale", "_scale", "weights_zero_point")
 
 
 class _Source(NamedTuple):
@@ -57,6 +71,8 @@ class _Source(NamedTuple):
     parts: list[StoredTensor]
     """Of each rank of its stage."""
     axis: int | None
+    scales: list[StoredTensor | None]
+    """Of each part that is FP8, its factor `[1]`."""
 
 
 def is_tensorrt_llm_directory(directory: Path) -> bool:
@@ -81,10 +97,12 @@ class TensorRtLlmCheckpoint:
         stored = [tensor for rank in ranks for tensor in rank.values()]
         has_head = any("lm_head.weight" in rank for rank in ranks)
         has_bias = "transformer.layers.0.attention.qkv.bias" in ranks[0]
-        self.config = read_config(config_file, dominant_dtype(stored), not has_head, has_bias)
+        is_fp8 = quantization(config_file) == FP8_ALGORITHM
+        dtype = _dtype(config_file) if is_fp8 else dominant_dtype(stored)
+        self.config = read_config(config_file, dtype, not has_head, has_bias)
         check_config(self.config, self.source)
-        _refuse_quantized(stored)
-        check_dtypes(stored)
+        _refuse_other_scales(stored, is_fp8)
+        check_dtypes(tensor for tensor in stored if not (is_fp8 and tensor.dtype == FP8))
         self._layout = layout
         self._sources = {name: self._source(name, ranks) for name in weight_shapes(self.config)}
         _refuse_unknown(ranks, self._sources.values())
@@ -98,8 +116,8 @@ class TensorRtLlmCheckpoint:
         return False
 
     def tensor(self, name: str) -> Tensor:
-        parts, axis = self._find(name)
-        arrays = [self._slice(name, part.read()) for part in parts]
+        parts, axis, scales = self._find(name)
+        arrays = [self._slice(name, _read(part, scale)) for part, scale in zip(parts, scales, strict=True)]
         if axis is None or len(arrays) == 1:
             return DenseTensor(self._without_padding(name, arrays[0]))
         if name.split(".")[-2] in ("k_proj", "v_proj"):
@@ -137,7 +155,10 @@ class TensorRtLlmCheckpoint:
             if theirs not in rank:
                 where = f"rank{stage * layout.tp_size + index}.safetensors"
                 raise CheckpointError(f"{self._directory / where} has no weight {theirs}")
-        return _Source([rank[theirs] for rank in (group if axis is not None else group[:1])], axis)
+        group = group if axis is not None else group[:1]
+        scale = f"{theirs.removesuffix('weight')}{_WEIGHT_SCALE}"
+        scales = [_scale(rank[theirs], rank.get(scale)) for rank in group]
+        return _Source([rank[theirs] for rank in group], axis, scales)
 
     def _slice(self, name: str, fused: NDArray[np.generic]) -> NDArray[np.generic]:
         """Of q, k and v in one matrix, the one that `name` asks for."""
@@ -160,7 +181,7 @@ class TensorRtLlmCheckpoint:
         return max(1, self._layout.tp_size // self.config.num_key_value_heads)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        parts, axis = self._sources[name]
+        parts, axis, _ = self._sources[name]
         shape = list(parts[0].shape)
         rows = self._rows_in_fused(name)
         if rows is not None:
@@ -190,9 +211,40 @@ def _rank_path(directory: Path, rank: int, layout: Layout) -> Path:
     return path
 
 
-def _refuse_quantized(stored: Iterable[StoredTensor]) -> None:
+def _dtype(config: JsonObject) -> str:
+    """What a quantized checkpoint's other weights were before."""
+    dtype = config.string("dtype")
+    if dtype not in DTYPES.values():
+        raise CheckpointError(
+            f"{config.source}: dtype {dtype!r} is not supported; supported: {', '.join(DTYPES.values())}"
+        )
+    return dtype
+
+
+def _scale(weight: StoredTensor, scale: StoredTensor | None) -> StoredTensor | None:
+    """The factor of a weight; raises `CheckpointError` where one has it and the other does not want it."""
+    if (weight.dtype == FP8) != (scale is not None):
+        raise CheckpointError(
+            f"{weight.path}: {weight.name} is of type {weight.dtype} and has "
+            f"{'no' if scale is None else 'a'} {_WEIGHT_SCALE}; FP8 needs one, other types must have none"
+        )
+    if scale is not None and (prod(scale.shape) != 1 or scale.dtype != "F32"):
+        raise CheckpointError(
+            f"{scale.path}: {scale.name} is {scale.dtype}{list(scale.shape)}; it must be one number of type F32"
+        )
+    return scale
+
+
+def _read(weight: StoredTensor, scale: StoredTensor | None) -> NDArray[np.generic]:
+    values = weight.read()
+    return values if scale is None else values.astype(np.float32) * scale.read().astype(np.float32).reshape(())
+
+
+def _refuse_other_scales(stored: Iterable[StoredTensor], is_fp8: bool) -> None:
     for tensor in stored:
-        if tensor.name.endswith(_SCALES):
+        if is_fp8 and tensor.name.endswith((_WEIGHT_SCALE, *_UNUSED_SCALES)):
+            continue
+        if tensor.name.endswith(_OTHER_SCALES) and not tensor.name.endswith(".kv_cache_scaling_factor"):
             raise CheckpointError(
                 f"{tensor.path}: {tensor.name} belongs to quantized weights, which are not read; "
                 "give the float checkpoint and --weight_dtype"
@@ -201,8 +253,8 @@ def _refuse_quantized(stored: Iterable[StoredTensor]) -> None:
 
 def _refuse_unknown(ranks: list[dict[str, StoredTensor]], sources: Iterable[_Source]) -> None:
     """A weight that no name asks for would give another model's answers."""
-    used = {part.name for source in sources for part in source.parts}
+    used = {part.name for source in sources for part in (*source.parts, *filter(None, source.scales))}
     for rank in ranks:
         for name, tensor in rank.items():
-            if name not in used:
+            if name not in used and not name.endswith(_UNUSED_SCALES):
                 raise CheckpointError(f"{tensor.path}: weight {name} has no place in a model of the Llama family")

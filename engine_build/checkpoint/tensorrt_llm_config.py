@@ -15,6 +15,9 @@ ARCHITECTURES = {
 }
 """As TensorRT-LLM has spelled them -> Hugging Face's class."""
 
+FP8_ALGORITHM = "FP8"
+_REORDERED = "its integers are stored in the order that kernels of one GPU generation read, and nothing says of which"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -92,6 +95,12 @@ def read_config(config: JsonObject, dtype: str, tie_word_embeddings: bool, atten
     )
 
 
+def quantization(config: JsonObject) -> str | None:
+    """How weights are quantized, as TensorRT-LLM names it. The KV cache's type is chosen at build or run time."""
+    section = config.object("quantization")
+    return section.string("quant_algo") if "quant_algo" in section else None
+
+
 def _refuse_unsupported(config: JsonObject) -> None:
     expected = {"hidden_act": ("silu", "swiglu"), "position_embedding_type": ("rope_gpt_neox",)}
     for name, supported in expected.items():
@@ -100,12 +109,12 @@ def _refuse_unsupported(config: JsonObject) -> None:
             raise CheckpointError(
                 f"{config.source}: {name} {value!r} is not supported; supported is {' or '.join(supported)}"
             )
-    for algorithm in ("quant_algo", "kv_cache_quant_algo"):
-        if algorithm in config.object("quantization"):
-            value = config.object("quantization").string(algorithm)
-            raise CheckpointError(
-                f"{config.source}: {algorithm} {value!r} is not read; give the float checkpoint and --weight_dtype"
-            )
+    algorithm = quantization(config)
+    if algorithm not in (None, FP8_ALGORITHM):
+        why = f": {_REORDERED}" if algorithm in ("W8A16", "W4A16") else ""
+        raise CheckpointError(
+            f"{config.source}: quant_algo {algorithm!r} is not read{why}; give the float checkpoint and --weight_dtype"
+        )
     for flag in ("mlp_bias", "residual_mlp"):
         if config.boolean(flag, False):
             raise CheckpointError(f"{config.source}: {flag} is true, only false is supported")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -117,6 +118,10 @@ def test_rotary_settings_are_read(tmp_path: Path) -> None:
             {"quantization": {"quant_algo": "W4A16_AWQ"}},
             "quant_algo 'W4A16_AWQ' is not read; give the float checkpoint",
         ),
+        (
+            {"quantization": {"quant_algo": "W8A16"}},
+            "quant_algo 'W8A16' is not read: its integers are stored in the order that kernels of one GPU generation",
+        ),
         ({"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),
         ({"mapping": {"world_size": 3, "tp_size": 2}}, "world_size 3 is not tp_size 2 x pp_size 1"),
         ({"mapping": {"tp_size": 2}}, r"lacks rank1\.safetensors: its config\.json says tp_size 2, pp_size 1"),
@@ -148,4 +153,81 @@ def test_a_missing_weight_is_named_with_its_file(tmp_path: Path) -> None:
     del weights["transformer.layers.2.mlp.proj.weight"]
     save_file(weights, path)
     with pytest.raises(CheckpointError, match=r"rank1\.safetensors has no weight transformer\.layers\.2\.mlp\.proj"):
+        open_checkpoint(tmp_path)
+
+
+# -- FP8
+
+_AS_IT_IS = np.zeros(0)
+_FP8 = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "dtype": "bfloat16"}
+
+
+def _write_fp8(
+    directory: Path, tp_size: int = 1, scale_of_fc: NDArray[Any] | None = _AS_IT_IS
+) -> dict[str, NDArray[np.float32]]:
+    """As NVIDIA's quantizer writes it: matrices of layers in FP8, a factor for each rank. Gives what the matrices stand
+    for, by TensorRT-LLM's names, but not the fused ones. `scale_of_fc` replaces a factor, or takes it away."""
+    _write(directory, _CONFIG, tp_size, **_FP8)
+    meant: dict[str, list[NDArray[np.float32]]] = {}
+    for rank in range(tp_size):
+        path = directory / f"rank{rank}.safetensors"
+        weights: dict[str, Any] = load_file(path)
+        for name in [name for name in weights if weights[name].ndim == 2 and ".layers." in name]:
+            scale = np.float32(np.abs(weights[name]).max() / 448)
+            values = (weights[name] / scale).astype(ml_dtypes.float8_e4m3fn)
+            module = name.removesuffix(".weight")
+            weights[name] = values
+            weights[f"{module}.weights_scaling_factor"] = np.array([scale])
+            weights[f"{module}.activation_scaling_factor"] = np.array([0.5], np.float32)
+            meant.setdefault(name, []).append(values.astype(np.float32) * scale)
+        for layer in range(_CONFIG.num_hidden_layers):
+            weights[f"transformer.layers.{layer}.attention.kv_cache_scaling_factor"] = np.ones(1, np.float32)
+        if scale_of_fc is not _AS_IT_IS:
+            name = "transformer.layers.0.mlp.fc.weights_scaling_factor"
+            del weights[name]
+            weights |= {} if scale_of_fc is None else {name: scale_of_fc}
+        save_file(weights, path)
+    axes = {"attention.dense.weight": 1, "mlp.proj.weight": 1}
+    return {
+        name: np.concatenate(parts, axis=axes.get(".".join(name.split(".")[-3:]), 0))
+        for name, parts in meant.items()
+        if not name.endswith("qkv.weight")
+    }
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_fp8_weights_are_multiplied_by_the_factor_of_their_rank(tp_size: int, tmp_path: Path) -> None:
+    meant = _write_fp8(tmp_path, tp_size)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config.dtype == "bfloat16"
+    for theirs, ours in {**_ROWS, **_COLUMNS}.items():
+        weight = checkpoint.tensor(f"model.layers.1.{ours}.weight")
+        np.testing.assert_array_equal(weight.to_float32(), meant[f"transformer.layers.1.{theirs}.weight"])
+    expected = random_weights(_CONFIG, seed=1)
+    for name, weight in expected.items():  # q, k and v share a factor
+        tolerance = np.abs(weight).max() / 16
+        np.testing.assert_allclose(checkpoint.tensor(name).to_float32(), weight, atol=tolerance, err_msg=name)
+    head = checkpoint.tensor("lm_head.weight").to_float32()
+    np.testing.assert_array_equal(head, expected["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [
+        (None, "fc.weight is of type F8_E4M3 and has no weights_scaling_factor; FP8 needs one"),
+        (np.ones(2, np.float32), r"weights_scaling_factor is F32\[2\]; it must be one number of type F32"),
+        (np.ones(1, np.float16), r"weights_scaling_factor is F16\[1\]; it must be one number"),
+    ],
+)
+def test_an_fp8_weight_needs_one_factor(scale: NDArray[Any] | None, said: str, tmp_path: Path) -> None:
+    _write_fp8(tmp_path, scale_of_fc=scale)
+    with pytest.raises(CheckpointError, match=said):
+        open_checkpoint(tmp_path)
+
+
+def test_fp8_weights_of_a_checkpoint_that_does_not_say_so_are_refused(tmp_path: Path) -> None:
+    _write_fp8(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization": {}}))
+    with pytest.raises(CheckpointError, match="belongs to quantized weights, which are not read"):
         open_checkpoint(tmp_path)
