@@ -14,6 +14,7 @@ from executor import GuidedDecodingConfig
 from executor.cli import options
 from executor.cli.opening import configure_logging, end_ids, one_line_errors, opened_executor, opened_tokenizer
 from executor.guided_decoding import can_guide
+from executor.serving.addresses import check_can_listen, is_http_url
 from executor.serving.credentials import Credentials
 from executor.serving.garbage import settle_garbage_collector
 from executor.serving.grpc_server import GrpcConfig
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 _LISTEN = "Where, and for whom"
 _LIMITS = "Limits"
 _TIERS = "KV cache below the pool"
+
+
+def _http_url(text: str | None) -> str | None:
+    if text is not None and not is_http_url(text):
+        raise typer.BadParameter(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
+    return text
 
 
 def serve(
@@ -160,7 +167,11 @@ def serve(
     ] = 0,
     otlp_endpoint: Annotated[
         str | None,
-        typer.Option("--otlp_endpoint", help="OpenTelemetry collector for a span of each request: http://HOST:PORT."),
+        typer.Option(
+            "--otlp_endpoint",
+            callback=_http_url,
+            help="OpenTelemetry collector for a span of each request: http://HOST:PORT.",
+        ),
     ] = None,
     log_level: options.LogLevel = options.LogLevelName.INFO,
     log_json: Annotated[bool, typer.Option("--log_json", help="Log lines as JSON objects.")] = False,
@@ -209,6 +220,7 @@ def serve(
         )
         if can_guide(EngineDirectory.open(engine_dir)):
             config.guided_decoding_config = GuidedDecodingConfig()
+        check_can_listen(host, *(each for each in (port, http_port, metrics_port) if each is not None))
     if http_port is not None:
         _require("--http_port", "executor.serving.http.app", "http")
     if metrics_port is not None:

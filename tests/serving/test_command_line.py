@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -354,3 +355,26 @@ def test_options_are_described_in_full_under_their_concerns() -> None:
     for heading in ("Limits:", "How the engine runs:", "KV cache below the pool:", "Where, and for whom:"):
         assert heading in text.splitlines()
     assert "--secondary_offload_min_priority <" in text
+
+
+@pytest.mark.parametrize("endpoint", ["collector", "collector:4317", "http://", "http://host", "http://host:port"])
+def test_a_collector_that_is_no_url_is_refused(endpoint: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "E", "--otlp_endpoint", endpoint], prog_name="executor")
+    assert result.exit_code == 2
+    assert f"'--otlp_endpoint': '{endpoint}' is not http://HOST:PORT or https://HOST:PORT" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http_port", "--metrics_port"])
+def test_a_port_that_is_taken_is_refused_before_the_engine_is_loaded(
+    flag: str, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("the engine was loaded")
+
+    monkeypatch.setattr("executor.cli.opening.Executor", load)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        ports = {"--port": "0", flag: number}
+        result = run_executor("serve", engine_dir, *(part for pair in ports.items() for part in pair))
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.strip() == f"error: cannot listen on 127.0.0.1:{number}: Address already in use"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
+from executor.serving.addresses import listening_socket
 from executor.serving.credentials import Credentials
-from executor.serving.errors import BindError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class HttpServer:
         Raises:
             BindError: the address is taken, or not this machine's.
         """
-        listening = _listen(self._config.host, self._config.port)
+        listening = listening_socket(self._config.host, self._config.port)
         port: int = listening.getsockname()[1]
         self._serving = asyncio.get_running_loop().create_task(self._uvicorn.serve([listening]))
         while not self._uvicorn.started and not self._serving.done():
@@ -70,18 +69,3 @@ class HttpServer:
         if self._serving is not None:
             self._uvicorn.should_exit = True
             await self._serving
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(address)
-        except OSError:
-            listening.close()
-            raise
-    except OSError as error:
-        raise BindError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listening
