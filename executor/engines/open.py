@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from engine_build.memory import KvCacheMemory, kv_cache_memory, workspace_bytes
 from engine_build.targets.interface import TargetError
 from engine_build.targets.select import select_target
 from engine_build.targets.tensorrt.base import rank_file
-from engine_build.targets.tensorrt.plan_check import PACKAGES, check_plan_here
+from engine_build.targets.tensorrt.plan_check import PACKAGES, check_manifest, check_plan_here
 from executor.api.errors import InvalidRequestError, UnsupportedFeatureError
 from executor.engines.device_options import DeviceOptions, check_device_options
 from executor.engines.interface import Engine, EngineSpec
@@ -125,6 +127,7 @@ def pool_memory(engine_dir: EngineDirectory | Path, options: DeviceOptions = _DE
     """Memory that is free now where `open_engine` will put the KV pool: in main memory, or on a GPU.
 
     Raises:
+        EngineDirectoryError: the plan is of another version of TensorRT, for several GPUs, or without weights.
         UnsupportedFeatureError: the target needs a GPU, and there is none; or it does not do what `options` ask for.
     """
     directory = _opened(engine_dir)
@@ -137,6 +140,8 @@ def pool_memory(engine_dir: EngineDirectory | Path, options: DeviceOptions = _DE
     if directory.target in PACKAGES:
         from executor.engines.tensorrt import buffer_bytes
 
+        with _as_unsupported():
+            check_manifest(directory)
         weights = int(directory.manifest.files[rank_file(0)].num_bytes * options.weights_fraction)
         return gpu_memory(_gpu(options).memory().free, weights + workspace + buffer_bytes(engine_spec(directory)))
     from executor.engines.reference import free_memory
@@ -157,6 +162,15 @@ def _device_name(directory: EngineDirectory, options: DeviceOptions) -> str:
     return device if device == "cpu" or options.device_id is None else f"{device}:{options.device_id}"
 
 
+@contextmanager
+def _as_unsupported() -> Iterator[None]:
+    """What a target's library or device lacks is a feature that the Executor lacks."""
+    try:
+        yield
+    except TargetError as error:
+        raise UnsupportedFeatureError(str(error)) from error
+
+
 def _open_tensorrt(
     directory: EngineDirectory,
     spec: EngineSpec,
@@ -170,10 +184,8 @@ def _open_tensorrt(
         raise UnsupportedFeatureError(
             f"deterministic mode is not supported by target {directory.target}; openvino and reference have it"
         )
-    try:
+    with _as_unsupported():
         check_plan_here(directory, options.device_id or 0)
-    except TargetError as error:
-        raise UnsupportedFeatureError(str(error)) from error
     from executor.engines.tensorrt import TensorRtEngine
     from executor.engines.tensorrt_plan import load_plan
 

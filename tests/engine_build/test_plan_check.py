@@ -14,9 +14,9 @@ from engine_build.engine_dir import EngineDirectory, EngineDirectoryError
 from engine_build.targets.interface import TensorRtOptions
 from engine_build.targets.select import select_target
 from engine_build.targets.tensorrt.device import Device
-from engine_build.targets.tensorrt.plan_check import check_device, check_plan_here, check_version
+from engine_build.targets.tensorrt.plan_check import check_device, check_plan_here, check_version, check_whole
 from executor.api.errors import UnsupportedFeatureError
-from executor.engines.open import open_engine
+from executor.engines.open import open_engine, pool_memory
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 
 _ADA = Device("NVIDIA GeForce RTX 4090", "8.9", 24 << 30)
@@ -66,14 +66,25 @@ def test_another_device_is_named_with_what_would_do(engine: EngineDirectory) -> 
 
 def test_a_plan_for_several_devices_is_refused(engine: EngineDirectory, tmp_path: Path) -> None:
     with pytest.raises(EngineDirectoryError, match="built for 2 devices, an Executor runs one"):
-        check_device(_edited(engine, tmp_path / "engine", tp_size=2), _ADA)
+        check_whole(_edited(engine, tmp_path / "engine", tp_size=2))
 
 
 def test_a_plan_without_weights_is_refused(engine: EngineDirectory, tmp_path: Path) -> None:
     assert engine.build_config.tensorrt is not None
     settings = dataclasses.asdict(engine.build_config.tensorrt) | {"strip_plan": True}
     with pytest.raises(EngineDirectoryError, match="was built with --strip_plan: it has no weights"):
-        check_device(_edited(engine, tmp_path / "engine", tensorrt=settings), _ADA)
+        check_whole(_edited(engine, tmp_path / "engine", tensorrt=settings))
+
+
+def test_a_plan_that_runs_nowhere_here_is_refused_before_a_gpu_is_looked_for(
+    engine: EngineDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.engines.open._gpu", lambda _options: pytest.fail("a GPU is looked for"))
+    other = dataclasses.replace(engine.manifest, builder_versions={"tensorrt_rtx": "1.2.0"})
+    with pytest.raises(EngineDirectoryError, match=r"built with tensorrt_rtx 1\.2\.0, "):
+        pool_memory(dataclasses.replace(engine, manifest=other))
+    with pytest.raises(EngineDirectoryError, match="built for 2 devices"):
+        pool_memory(_edited(engine, tmp_path / "engine", pp_size=2))
 
 
 def test_without_a_gpu_opening_ends_before_anything_is_loaded(engine: EngineDirectory) -> None:

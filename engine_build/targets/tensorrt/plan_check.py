@@ -23,12 +23,22 @@ def check_plan_here(directory: EngineDirectory, device_index: int = 0) -> Device
         EngineDirectoryError: the plan is of another version, for another device, or not what was written.
         TargetError: TensorRT is not installed, or there is no GPU.
     """
-    package = PACKAGES[directory.target]
-    check_version(directory, str(package.load().__version__))
+    check_manifest(directory)
     device = find_device(device_index)
     check_device(directory, device)
     EngineDirectory.open(directory.path, verify=True)
     return device
+
+
+def check_manifest(directory: EngineDirectory) -> None:
+    """Check what needs no GPU, and takes no time.
+
+    Raises:
+        EngineDirectoryError: the plan is of another version, for several devices, or without weights.
+        TargetError: TensorRT is not installed.
+    """
+    check_version(directory, str(PACKAGES[directory.target].load().__version__))
+    check_whole(directory)
 
 
 def check_version(directory: EngineDirectory, installed: str) -> None:
@@ -42,8 +52,8 @@ def check_version(directory: EngineDirectory, installed: str) -> None:
         )
 
 
-def check_device(directory: EngineDirectory, device: Device) -> None:
-    """Raises `EngineDirectoryError` for a plan of other device generations, of several devices, or without weights."""
+def check_whole(directory: EngineDirectory) -> None:
+    """Raises `EngineDirectoryError` for a plan of several devices, or without weights."""
     build_config = directory.build_config
     ranks = build_config.tp_size * build_config.pp_size
     if ranks > 1:
@@ -53,6 +63,11 @@ def check_device(directory: EngineDirectory, device: Device) -> None:
         raise EngineDirectoryError(
             f"{directory.path} was built with --strip_plan: it has no weights, and an Executor does not refit plans"
         )
+
+
+def check_device(directory: EngineDirectory, device: Device) -> None:
+    """Raises `EngineDirectoryError` for a plan of other device generations."""
+    settings = directory.build_config.tensorrt
     built = () if settings is None else settings.compute_capabilities
     if device.compute_capability not in built:
         raise EngineDirectoryError(
