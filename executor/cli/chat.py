@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from executor.serving.generation_request import ChatMessage, ChatPrompt, Generat
 
 _CONNECTING_SECONDS = 10.0
 
-Answerer = Callable[[GenerationRequest], AsyncIterator[Event]]
+Answerer = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 """Starts a request and yields its events."""
 
 
@@ -86,11 +87,17 @@ class Conversation:
         request = GenerationRequest(
             ChatPrompt(list(self._messages)), max_tokens=self._max_tokens, sampling_config=self._sampling_config
         )
+        # How much room the prompt leaves is known to the server alone: without `max_tokens` the answer is left instead.
+        left = options.DEFAULT_MAX_TOKENS if self._max_tokens is None else self._max_tokens
         pieces = []
-        async for event in answerer(request):
-            if isinstance(event, Delta):
-                typer.echo(event.text, nl=False)
-                pieces.append(event.text)
+        async with aclosing(answerer(request)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    typer.echo(event.text, nl=False)
+                    pieces.append(event.text)
+                    left -= len(event.token_ids)
+                    if left <= 0 and self._max_tokens is None:
+                        break
         typer.echo()
         return "".join(pieces)
 
@@ -102,7 +109,7 @@ def _chat_with_directory(engine_dir: Path, config: ExecutorConfig, conversation:
         async def run() -> None:
             service = GenerationService(executor, tokenizer, end_ids=end_ids(executor, tokenizer))
 
-            async def answerer(request: GenerationRequest) -> AsyncIterator[Event]:
+            async def answerer(request: GenerationRequest) -> AsyncGenerator[Event, None]:
                 with await service.start(request) as stream:
                     async for event in stream:
                         yield event
@@ -120,7 +127,7 @@ async def _chat_with_server(target: str, connection: ConnectionOptions, conversa
         # A server that is not there, or not for us, is told before anything is typed.
         await client.server_info(timeout=_CONNECTING_SECONDS)
 
-        async def answerer(request: GenerationRequest) -> AsyncIterator[Event]:
+        async def answerer(request: GenerationRequest) -> AsyncGenerator[Event, None]:
             with client.start(request) as generation:
                 async for event in generation:
                     yield event

@@ -115,7 +115,8 @@ def _prompt(text: str, as_chat: bool) -> Prompt:
 async def _answer_all(
     executor: Executor, tokenizer: Tokenizer | None, requests: list[GenerationRequest], view: AnswerView
 ) -> None:
-    service = GenerationService(executor, tokenizer, end_ids=end_ids(executor, tokenizer))
+    ends = end_ids(executor, tokenizer)
+    service = GenerationService(executor, tokenizer, end_ids=ends, default_max_tokens=options.DEFAULT_MAX_TOKENS)
 
     async def answer(index: int, request: GenerationRequest) -> None:
         with await service.start(request) as stream:

@@ -200,7 +200,16 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the draws.", ric
 RepetitionPenalty = Annotated[
     float | None, typer.Option("--repetition_penalty", help="Above 1: fewer repetitions.", rich_help_panel=_SAMPLING)
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max_tokens", help="Most tokens of an answer.", show_default=False)]
+DEFAULT_MAX_TOKENS = 512
+"""Of answers in a terminal: a model that does not find an end would go on for as long as its context is."""
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max_tokens",
+        help=f"Most tokens of an answer; {DEFAULT_MAX_TOKENS} by default, or what the prompt leaves.",
+        show_default=False,
+    ),
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")]
 LogLevel = Annotated[LogLevelName, typer.Option("--log_level", help="Lines on standard error.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the model's end token.")]

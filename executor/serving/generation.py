@@ -64,6 +64,7 @@ class GenerationService:
         tokenizer: Tokenizer | None,
         *,
         end_ids: Iterable[int],
+        default_max_tokens: int | None = None,
         slow_reader_seconds: float = 30.0,
         observers: Sequence[RequestObserver] = (),
     ) -> None:
@@ -73,12 +74,15 @@ class GenerationService:
             executor: runs the requests.
             tokenizer: the engine directory's; `None` serves token ids only.
             end_ids: the model's end tokens; the first is the one the executor masks below `min_tokens`.
+            default_max_tokens: of requests that name no `max_tokens`; as many as fit behind the prompt by default,
+                and never more.
             slow_reader_seconds: a client that takes none of its waiting events for so long loses its request.
             observers: hear of every request once.
         """
         self.executor = executor
         self.tokenizer = tokenizer
         self.end_ids = tuple(end_ids)
+        self.default_max_tokens = default_max_tokens
         self.slow_reader_seconds = slow_reader_seconds
         self._observer = Observers(observers)
         self.is_draining = False
@@ -244,7 +248,8 @@ class GenerationService:
         if request.max_tokens is not None:
             return request.max_tokens
         # At least 1: a prompt that leaves no room is then refused by the executor, with the numbers.
-        return max(1, self.executor.longest_sequence - prompt_tokens)
+        room = max(1, self.executor.longest_sequence - prompt_tokens)
+        return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
 
     def _output_state(self, request: GenerationRequest, index: int, prompt_tokens: int) -> OutputState:
         decoder = stops = None

@@ -378,3 +378,16 @@ def test_a_port_that_is_taken_is_refused_before_the_engine_is_loaded(
         result = run_executor("serve", engine_dir, *(part for pair in ports.items() for part in pair))
     assert result.exit_code == 2, result.exception
     assert result.stderr.strip() == f"error: cannot listen on 127.0.0.1:{number}: Address already in use"
+
+
+def test_an_answer_without_max_tokens_is_bounded_in_a_terminal(
+    engine_dir: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.cli.options.DEFAULT_MAX_TOKENS", 5)
+    done = run_executor("generate", engine_dir, "--prompt", "hello", "--prompt", "again", "--ignore_eos")
+    assert "[0] -- LENGTH, 5 tokens" in done.stdout, done.stderr
+    for target in (server, str(engine_dir)):
+        done = run_executor("chat", target, said="hello\nagain\n")
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout.count("> ") == 3
+        assert len(done.stdout) < 100
