@@ -42,6 +42,7 @@ def paged_attention(
     head_size: int,
     scale: float,
     sliding_window: int,
+    soft_cap: float = 0.0,
 ) -> NDArray[Any]:
     """Write this step's K and V, then attend. T rows of B sequences; N entries in all block tables.
 
@@ -60,6 +61,7 @@ def paged_attention(
         head_size: elements of one head.
         scale: factor on the scores before the softmax.
         sliding_window: a row attends to so many positions, its own included; 0 for all.
+        soft_cap: bounds scores smoothly, `soft_cap * tanh(score / soft_cap)`; 0, or no such attribute, for no bound.
 
     Returns:
         `[T, num_heads * head_size]` of the query's type; scores and sums are computed in float32.
@@ -83,6 +85,8 @@ def paged_attention(
         )
         queries = query[rows].astype(np.float32).reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_size)
         scores = scale * np.einsum("rkgd,kcd->rkgc", queries, keys)
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
         attended = np.arange(context)
         hidden = attended > position[:, None]
         if sliding_window:

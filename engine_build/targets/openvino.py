@@ -147,6 +147,8 @@ def _paged_attention(context: Any) -> list[Any]:
     def empty(dtype: type[np.generic]) -> Any:
         return constant([], dtype)
 
+    if context.get_attribute("soft_cap", 0.0):
+        raise TargetError("soft_cap is not supported: OpenVINO's paged attention does not bound scores")
     zero = constant(0, np.int32)
     no_rotation = constant(np.zeros((0, 0, 0, 0)), np.float32)
     arguments = [context.get_input(index) for index in range(9)]

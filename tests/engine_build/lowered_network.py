@@ -10,10 +10,19 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from engine_build.network import MODEL_FILE
+from engine_build.network.paged_attention import OPERATOR
 from engine_build.targets.tensorrt.native_attention import lower_paged_attention
 from engine_build.targets.tensorrt.pool_tensors import cache_output
 
 Feeds = dict[str, NDArray[np.generic]]
+
+
+def with_soft_cap(model: onnx.ModelProto, soft_cap: float) -> onnx.ModelProto:
+    """Bound the scores of every attention; no model that is read asks for it."""
+    for node in model.graph.node:
+        if node.op_type == OPERATOR:
+            node.attribute.append(onnx.helper.make_attribute("soft_cap", soft_cap))
+    return model
 
 
 class LoweredNetwork:

@@ -7,16 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build.network import DOMAIN, NetworkOptions, paged_attention, write_network
+from engine_build.builder import resolve_build_config
+from engine_build.network import DOMAIN, MODEL_FILE, NetworkOptions, paged_attention, write_network
 from engine_build.network.paged_attention import OPERATOR
+from engine_build.targets.interface import TensorRtOptions
+from engine_build.targets.openvino import read_network
+from engine_build.targets.select import select_target
 from engine_build.targets.tensorrt.native_attention import lower_paged_attention
-from tests.engine_build.lowered_network import Feeds, LoweredNetwork
+from engine_build.targets.tensorrt.plugin_attention import layer_kernels
+from tests.engine_build.lowered_network import Feeds, LoweredNetwork, with_soft_cap
 from tests.engine_build.test_network import NUM_BLOCKS, TOKENS_PER_BLOCK, evaluated
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 
@@ -31,20 +37,22 @@ class _Case(NamedTuple):
     head_size: int
     tokens_per_block: int
     sliding_window: int
+    soft_cap: float
     past_and_rows: list[tuple[int, int]]
     """Of each sequence: positions in the pool, rows in this step."""
     seed: int
 
 
 _cases = st.builds(
-    lambda group, kv_heads, head_size, tokens_per_block, window, sequences, seed: _Case(
-        group * kv_heads, kv_heads, head_size, tokens_per_block, window, sequences, seed
+    lambda group, kv_heads, head_size, tokens_per_block, window, soft_cap, sequences, seed: _Case(
+        group * kv_heads, kv_heads, head_size, tokens_per_block, window, soft_cap, sequences, seed
     ),
     st.integers(1, 3),
     st.integers(1, 3),
     st.sampled_from([4, 8]),
     st.sampled_from([1, 2, 4, 16]),
     st.sampled_from([0, 1, 3]),
+    st.sampled_from([0.0, 0.5, 30.0]),
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)), min_size=1, max_size=4),
     st.integers(0, 1000),
 )
@@ -70,6 +78,7 @@ def _model(case: _Case) -> onnx.ModelProto:
         head_size=case.head_size,
         scale=0.3,
         sliding_window=case.sliding_window,
+        **({"soft_cap": case.soft_cap} if case.soft_cap else {}),
     )
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["T", width])
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, 1)]
@@ -110,6 +119,7 @@ def test_the_lowering_is_the_operator_whatever_the_step(case: _Case) -> None:
         head_size=case.head_size,
         scale=0.3,
         sliding_window=case.sliding_window,
+        soft_cap=case.soft_cap,
     )
     np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(key_cache, feeds["key_cache"])
@@ -150,3 +160,20 @@ def test_nothing_of_our_own_domain_is_left(dtype: str, tmp_path: Path) -> None:
     assert {node.domain for node in model.graph.node} == {""}
     assert [opset.domain for opset in model.opset_import] == [""]
     assert "max_context_len" not in {value.name for value in model.graph.input}
+
+
+def test_openvino_refuses_a_bound_of_scores_by_name(tmp_path: Path) -> None:
+    write_network(TinyCheckpoint(), NetworkOptions(), tmp_path)
+    path = tmp_path / MODEL_FILE
+    onnx.save(with_soft_cap(onnx.load(path, load_external_data=False), 30.0), path)
+    with pytest.raises(RuntimeError, match="soft_cap is not supported: OpenVINO's paged attention does not bound"):
+        read_network(openvino.Core(), path)
+
+
+def test_kernels_of_plugins_are_compiled_for_the_bound_of_scores() -> None:
+    model = with_soft_cap(_model(_Case(2, 1, 16, 16, 0, 0.0, [(0, 1)], 0)), 30.0)
+    target = select_target("tensorrt")
+    build_config = resolve_build_config(
+        tiny_config(head_size=16), target, tensorrt=TensorRtOptions(compute_capabilities=("9.0",)), dtype="float16"
+    )
+    assert layer_kernels(model.graph.node[0], build_config).shape.soft_cap == 30.0

@@ -16,10 +16,20 @@ from engine_build.targets.tensorrt.emitter import NetworkEmitter
 from engine_build.targets.tensorrt.native_attention import lower_paged_attention
 from engine_build.targets.tensorrt.operators import OPERATORS
 from engine_build.targets.tensorrt.weight_file import ConstantReader
+from tests.engine_build.lowered_network import with_soft_cap
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 
 _CONFIG = tiny_config(hidden_size=128, head_size=32, intermediate_size=256, sliding_window=9, attention_bias=True)
-_COMPARED = ("MATRIX_MULTIPLY", "SCATTER", "ATTENTION_INPUT", "ATTENTION_OUTPUT", "QUANTIZE", "DEQUANTIZE")
+_COMPARED = (
+    "MATRIX_MULTIPLY",
+    "SCATTER",
+    "ATTENTION_INPUT",
+    "ATTENTION_OUTPUT",
+    "SOFTMAX",
+    "SELECT",
+    "QUANTIZE",
+    "DEQUANTIZE",
+)
 
 
 def _tensors(network: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -33,14 +43,17 @@ def _layers(network: Any) -> dict[str, int]:
     return {kind: kinds[getattr(trt.LayerType, kind)] for kind in _COMPARED}
 
 
-@pytest.mark.parametrize("weight_dtype", ["as_stored", "int8", "int4", "fp8"])
-def test_nvidias_parser_makes_the_same_of_a_network(weight_dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weight_dtype", "soft_cap"), [("as_stored", 0.0), ("int8", 0.0), ("int4", 0.0), ("fp8", 0.0), ("as_stored", 30.0)]
+)
+def test_nvidias_parser_makes_the_same_of_a_network(weight_dtype: str, soft_cap: float, tmp_path: Path) -> None:
     options = NetworkOptions("float16", weight_dtype, "float16", "quantize_linear")
     write_network(TinyCheckpoint(_CONFIG), options, tmp_path)
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
 
-    lowered = lower_paged_attention(onnx.load(tmp_path / MODEL_FILE, load_external_data=False), 32)
+    network = with_soft_cap(onnx.load(tmp_path / MODEL_FILE, load_external_data=False), soft_cap)
+    lowered = lower_paged_attention(network, 32)
     constants = ConstantReader(lowered, tmp_path)
     ours = builder.create_network(0)
     NetworkEmitter(trt, ours, constants, OPERATORS).emit(lowered.graph)
@@ -53,7 +66,8 @@ def test_nvidias_parser_makes_the_same_of_a_network(weight_dtype: str, tmp_path:
 
     assert _tensors(ours) == _tensors(theirs)
     assert _layers(ours) == _layers(theirs)
-    assert _layers(ours)["ATTENTION_INPUT"] == _CONFIG.num_hidden_layers
+    assert _layers(ours)["ATTENTION_INPUT"] == (0 if soft_cap else _CONFIG.num_hidden_layers)
+    assert _layers(ours)["SOFTMAX"] == (_CONFIG.num_hidden_layers if soft_cap else 0)
 
 
 def test_an_operator_without_a_counterpart_is_named() -> None:

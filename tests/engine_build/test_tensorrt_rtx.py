@@ -6,6 +6,7 @@ import resource
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
 from engine_build.builder import build_engine, resolve_build_config
@@ -14,6 +15,8 @@ from engine_build.checkpoint.interface import Checkpoint
 from engine_build.engine_dir import EngineDirectory, EngineDirectoryError
 from engine_build.targets.interface import CompileOptions, TargetError, TensorRtOptions
 from engine_build.targets.select import select_target
+from engine_build.targets.tensorrt.native_attention import lower_paged_attention
+from tests.engine_build.lowered_network import with_soft_cap
 from tests.engine_build.random_checkpoint import ONE_BILLION, RandomCheckpoint
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 
@@ -71,6 +74,17 @@ def test_a_plan_is_built_for_two_generations_of_cards(dtype: str, weight_dtype: 
     assert _plan(engine).count(b"sm120") > 0
     assert engine.manifest.builder_versions["tensorrt_rtx"].startswith("1.7.")
     EngineDirectory.open(engine.path, verify=True)
+
+
+def test_a_plan_is_built_from_attention_whose_scores_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lower(model: onnx.ModelProto, tokens_per_block: int) -> onnx.ModelProto:
+        return lower_paged_attention(with_soft_cap(model, 30.0), tokens_per_block)
+
+    monkeypatch.setattr("engine_build.targets.tensorrt.rtx.lower_paged_attention", lower)
+    engine = _build(TinyCheckpoint(_TINY), tmp_path / "engine", capabilities=("8.9",))
+    assert _plan(engine).count(b"sm89") > 0
 
 
 def test_a_plan_for_one_generation_is_for_that_alone_and_is_refused_when_cut_short(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_rms_normalization_of_a_narrow_dtype_is_computed_in_float32() -> None:
     heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]),
     tokens_per_block=st.integers(1, 8),
     sliding_window=st.sampled_from([0, 1, 5]),
+    soft_cap=st.sampled_from([0.0, 0.5, 30.0]),
     cache_dtype=st.sampled_from([np.float32, np.float16]),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -117,6 +118,7 @@ def test_paged_attention_equals_the_definition_of_the_network(
     heads: tuple[int, int],
     tokens_per_block: int,
     sliding_window: int,
+    soft_cap: float,
     cache_dtype: type[np.floating[Any]],
     seed: int,
 ) -> None:
@@ -142,6 +144,7 @@ def test_paged_attention_equals_the_definition_of_the_network(
         "head_size": head_size,
         "scale": 0.3,
         "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
     }
     theirs, mine = caches.copy(), torch.from_numpy(caches.copy())
     expected = defined_paged_attention(*inputs, *theirs, *step, **attributes)

@@ -13,6 +13,9 @@ All blocks that the step's tables name are gathered from the pool, and every row
 that leaves it its own. Sequences need not be padded to one length, and the mask and every index are computed once for
 all layers. What it costs: scores with the columns of other sequences, which are masked.
 
+Where scores are bounded (`soft_cap`), attention is products, `Tanh` and `Softmax`, in float32 between the products: the
+standard's `Attention` leaves open whether a bound comes before the mask.
+
 New keys and values are scattered into the pools, which come out of the graph as `key_cache_{i}_out` and
 `value_cache_{i}_out`. Attention reads the pools as they came in, and this step's rows from the rows: nothing in the
 graph reads a pool after the scatter, and a runtime may bind an output to its input's address (what is read and what is
@@ -21,7 +24,7 @@ written are different slots) or to another buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,8 @@ from engine_build.targets.tensorrt.pool_tensors import add_cache_outputs, cache_
 _INT64 = onnx.TensorProto.INT64
 _END = int(np.iinfo(np.int64).max)
 """Behind the last element, in a slice."""
+_HIDDEN = -1e30
+"""Score of what a row does not see; a sum of its exponents is 0. Every row sees itself."""
 
 
 def lower_paged_attention(model: onnx.ModelProto, tokens_per_block: int) -> onnx.ModelProto:
@@ -47,7 +52,7 @@ def lower_paged_attention(model: onnx.ModelProto, tokens_per_block: int) -> onnx
     lowered.CopyFrom(model)
     graph = lowered.graph
     del graph.node[:]
-    lowering = _Lowering(tokens_per_block)
+    lowering = _Lowering(tokens_per_block, {value.name: value.type.tensor_type.elem_type for value in graph.input})
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type == OPERATOR:
             lowering.replace(node)
@@ -72,13 +77,14 @@ def lower_paged_attention(model: onnx.ModelProto, tokens_per_block: int) -> onnx
 class _Lowering:
     """Nodes and constants that come instead. Values are known by name, as in `GraphBuilder`."""
 
-    def __init__(self, tokens_per_block: int) -> None:
+    def __init__(self, tokens_per_block: int, input_types: Mapping[str, int]) -> None:
         self.nodes: list[NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self.caches: set[str] = set()
         self.bounds: set[str] = set()
         """Inputs that bound workspaces of other targets; nothing here needs them."""
         self._tokens_per_block = tokens_per_block
+        self._input_types = input_types
         self._has_step_values = False
 
     def replace(self, node: NodeProto) -> None:
@@ -97,11 +103,53 @@ class _Lowering:
         ]
         queries = self._reshape(query, [1, -1, heads, size], f"{name}.queries_by_row")
         queries = self._node("Transpose", [queries], f"{name}.queries", perm=[0, 2, 1, 3])
-        attended = self._node(
-            "Attention", [queries, *contexts, "step.mask"], f"{name}.by_head", scale=settings["scale"]
-        )
+        soft_cap = settings.get("soft_cap", 0.0)
+        if soft_cap:
+            groups = (kv_heads, heads // kv_heads, size)
+            dtype = self._input_types[key_cache]
+            attended = self._bounded(f"{name}.by_head", queries, contexts, groups, settings["scale"], soft_cap, dtype)
+        else:
+            attended = self._node(
+                "Attention", [queries, *contexts, "step.mask"], f"{name}.by_head", scale=settings["scale"]
+            )
         by_row = self._node("Transpose", [attended], f"{name}.by_row", perm=[0, 2, 1, 3])
         self._reshape(by_row, [-1, heads * size], name)
+
+    def _bounded(
+        self,
+        name: str,
+        queries: str,
+        contexts: Sequence[str],
+        groups: tuple[int, int, int],
+        scale: float,
+        soft_cap: float,
+        dtype: int,
+    ) -> str:
+        """`[1, heads, T, size]`: attention whose scores are bounded before they are masked.
+
+        Args:
+            name: of the result.
+            queries: `[1, heads, T, size]`.
+            contexts: keys and values, `[1, kv_heads, C + T, size]`.
+            groups: key heads, query heads for each of them, elements of a head.
+            scale: factor on the scores.
+            soft_cap: their bound.
+            dtype: ONNX element type of all these.
+        """
+        kv_heads, group, size = groups
+        grouped = self._reshape(queries, [kv_heads, group, -1, size], f"{name}.grouped")
+        keys, values = (self._reshape(each, [kv_heads, 1, -1, size], f"{each}.one_of_group") for each in contexts)
+        transposed = self._node("Transpose", [keys], f"{keys}.transposed", perm=[0, 1, 3, 2])
+        products = self._node("MatMul", [grouped, transposed], f"{name}.products")
+        value = self._node("Cast", [products], f"{name}.products_wide", to=onnx.TensorProto.FLOAT)
+        value = self._node("Mul", [value, self._float(scale / soft_cap)], f"{name}.parts_of_bound")
+        value = self._node("Tanh", [value], f"{name}.bounded_parts")
+        value = self._node("Mul", [value, self._float(soft_cap)], f"{name}.scores")
+        value = self._node("Where", ["step.mask", value, self._float(_HIDDEN)], f"{name}.scores_masked")
+        weights = self._node("Softmax", [value], f"{name}.weights_wide", axis=-1)
+        weights = self._node("Cast", [weights], f"{name}.weights", to=dtype)
+        attended = self._node("MatMul", [weights, values], f"{name}.attended")
+        return self._reshape(attended, [1, kv_heads * group, -1, size], name)
 
     def _context(self, name: str, new: str, cache: str, kv_heads: int, size: int) -> str:
         """`[1, kv_heads, C + T, size]`: the tables' blocks, then `new` `[T, kv_heads * size]`, which is scattered."""
@@ -230,6 +278,11 @@ class _Lowering:
     def _integers(self, name: str, values: int | list[int], shape: tuple[int, ...] | None = None) -> str:
         array = np.array(values, np.int64)
         self.constants[name] = numpy_helper.from_array(array if shape is None else array.reshape(shape), name)
+        return name
+
+    def _float(self, value: float) -> str:
+        name = f"float.{value!r}"
+        self.constants[name] = numpy_helper.from_array(np.array(value, np.float32), name)
         return name
 
     def _node(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:

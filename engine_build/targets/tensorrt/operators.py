@@ -72,9 +72,28 @@ def _unary_layer(emitter: NetworkEmitter, tensor: Tensor, operation: str, name: 
     return emitter.named(emitter.network.add_unary(tensor, kind), name).get_output(0)
 
 
-def _sigmoid(emitter: NetworkEmitter, node: onnx.NodeProto) -> Sequence[Tensor]:
-    layer = emitter.network.add_activation(emitter.tensor(node.input[0]), emitter.trt.ActivationType.SIGMOID)
-    return [emitter.named(layer, node.name).get_output(0)]
+def _activation(kind: str) -> Operator:
+    def emit(emitter: NetworkEmitter, node: onnx.NodeProto) -> Sequence[Tensor]:
+        activation = getattr(emitter.trt.ActivationType, kind)
+        layer = emitter.network.add_activation(emitter.tensor(node.input[0]), activation)
+        return [emitter.named(layer, node.name).get_output(0)]
+
+    return emit
+
+
+def _softmax(emitter: NetworkEmitter, node: onnx.NodeProto) -> Sequence[Tensor]:
+    tensor = emitter.tensor(node.input[0])
+    layer = emitter.named(emitter.network.add_softmax(tensor), node.name)
+    layer.axes = 1 << attribute(node, "axis", -1) % len(tensor.shape)
+    return [layer.get_output(0)]
+
+
+def _where(emitter: NetworkEmitter, node: onnx.NodeProto) -> Sequence[Tensor]:
+    """The condition is a mask `[T, C]` over the last two axes."""
+    condition, *values = (emitter.tensor(name) for name in node.input)
+    values = _same_rank(emitter, values, node.name)
+    condition = _with_leading_dimensions_of_mask(emitter, condition, f"{node.name}.condition")
+    return [emitter.named(emitter.network.add_select(condition, *values), node.name).get_output(0)]
 
 
 def _cast(emitter: NetworkEmitter, node: onnx.NodeProto) -> Sequence[Tensor]:
@@ -310,12 +329,15 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "Reshape"): _reshape,
     ("", "ScatterND"): _scatter_nd,
     ("", "Shape"): _shape,
-    ("", "Sigmoid"): _sigmoid,
+    ("", "Sigmoid"): _activation("SIGMOID"),
     ("", "Sin"): _unary("SIN"),
     ("", "Slice"): _slice,
+    ("", "Softmax"): _softmax,
     ("", "Split"): _split,
     ("", "Squeeze"): _squeeze,
     ("", "Sub"): _elementwise("SUB"),
+    ("", "Tanh"): _activation("TANH"),
     ("", "Transpose"): _transpose,
+    ("", "Where"): _where,
 }
 """(domain, operator type) -> what adds its layers."""

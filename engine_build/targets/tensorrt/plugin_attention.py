@@ -37,6 +37,7 @@ def layer_kernels(node: onnx.NodeProto, build_config: BuildConfig) -> LayerKerne
         kv_cache_dtype=build_config.tensorrt.kv_cache_dtype,
         scale=attribute(node, "scale"),
         sliding_window=attribute(node, "sliding_window"),
+        soft_cap=attribute(node, "soft_cap", 0.0),
     )
     splits = splits_for(shape, build_config.max_batch_size, build_config.max_seq_len)
     return LayerKernels(shape, splits, build_config.tensorrt.compute_capabilities[0])
