@@ -24,6 +24,9 @@ from protos.inflight.v1 import transfer_pb2 as pb
 
 MAX_BYTES = 64 << 10
 VERSION = 1
+_MOST_BLOCK_IDS = 8192
+"""24 KiB at most."""
+
 _MAGIC = b"IFCS"
 _HEADER = struct.Struct("<4sHI")
 _FIELD = "context_phase_params.opaque_state"
@@ -53,6 +56,9 @@ class ContextState:
     prompt_digest: bytes
     log_probs: Sequence[GeneratedLogProb] = ()
     """Of the first generated tokens, where they were asked for."""
+    block_ids: Sequence[int] = ()
+    """Of the instance's pool, for all of its tokens; empty: `Open` will say. A client has had them in its hands: they
+    are a guess until then."""
 
     def to_bytes(self) -> bytes:
         """Raises `InvalidRequestError` where it would be longer than `MAX_BYTES`."""
@@ -71,6 +77,7 @@ class ContextState:
             layout=layout_message(self.layout),
             num_tokens=self.num_tokens,
             prompt_digest=self.prompt_digest,
+            block_ids=self.block_ids if len(self.block_ids) <= _MOST_BLOCK_IDS else (),
             log_probs=[
                 pb.GeneratedLogProb(
                     log_prob=entry.log_prob,
@@ -96,6 +103,7 @@ class ContextState:
                 GeneratedLogProb(entry.log_prob, list(zip(entry.top_token_ids, entry.top_log_probs, strict=False)))
                 for entry in message.log_probs
             ],
+            tuple(message.block_ids),
         )
 
     @staticmethod

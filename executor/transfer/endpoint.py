@@ -278,6 +278,7 @@ class TransferEndpoint:
             num_tokens,
             prompt_digest,
             log_probs,
+            self._sender.block_ids_of(context_id),
         )
 
     @property

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from batch_manager import BatchManager, KvCacheManager, Request
 from executor.transfer.background import give_way
 from executor.transfer.context_state import ContextState
-from executor.transfer.integrity import ModelIdentity
+from executor.transfer.integrity import BLOCKS_PER_CHECKSUM, ModelIdentity
 from executor.transfer.layout import KvLayout
 from executor.transfer.link_meter import CostMeter
 from executor.transfer.messages import identity_message, layout_message, memory_from
@@ -237,34 +237,62 @@ class ContextReceiver:
 
     def _fetch(self, reception: Reception) -> bool:
         """Whether the context is there. Raises `ReceptionError` when it never will be."""
-        if reception.reader is None:
-            if reception.opening is None:
-                reception.opening = self._open(reception)
-            if not reception.opening.done():
-                return False
-            try:
-                opened: pb.OpenResponse = reception.opening.answer()
-            except PeerError as error:
-                raise ReceptionError("unreachable", str(error)) from error
-            if opened.outcome != pb.OPEN_OUTCOME_OPENED:
-                kind = "lease ended" if opened.outcome == pb.OPEN_OUTCOME_NOT_THERE else "refused"
-                raise ReceptionError(kind, opened.reason)
-            if not opened.is_complete or opened.end_token != reception.context.num_tokens:
-                raise ReceptionError("bad answer", "the peer has another number of tokens than it said")
-            reception.reader = BlockReader(
-                self._transport,
-                self._memory_of(reception.context, opened),
-                self._regions,
-                self._targets,
-                self._layout,
-                reception.context.layout,
-                reception.block_ids,
-                opened,
-                reception.first_token,
-                self._checker,
-                self._on_news,
-            )
-        return reception.reader.advance()
+        if reception.opening is None:
+            reception.opening = self._open(reception)
+            reception.reader = self._read_ahead(reception)
+        if (reception.reader is None or not reception.reader.is_proven) and reception.opening.done():
+            opened = self._answer(reception, reception.opening)
+            if reception.reader is None:
+                reception.reader = self._reader(reception, self._memory_of(reception.context, opened), opened)
+            else:
+                reception.reader.prove(opened)
+        return reception.reader is not None and reception.reader.advance()
+
+    def _read_ahead(self, reception: Reception) -> BlockReader | None:
+        """Begin to read before the peer has answered, where its memory and the context's blocks are known."""
+        context = reception.context
+        memory = self._memories.get(context.instance_id)
+        size = context.layout.tokens_per_block
+        if memory is None or len(context.block_ids) != -(-context.num_tokens // size):
+            return None
+        first = reception.first_token // size
+        expected = pb.OpenResponse(
+            begin_token=first * size,
+            end_token=context.num_tokens,
+            block_ids=context.block_ids[first:],
+            blocks_per_checksum=BLOCKS_PER_CHECKSUM,
+        )
+        return self._reader(reception, memory, expected, is_proven=False)
+
+    def _answer(self, reception: Reception, opening: PendingCall) -> pb.OpenResponse:
+        try:
+            opened: pb.OpenResponse = opening.answer()
+        except PeerError as error:
+            raise ReceptionError("unreachable", str(error)) from error
+        if opened.outcome != pb.OPEN_OUTCOME_OPENED:
+            kind = "lease ended" if opened.outcome == pb.OPEN_OUTCOME_NOT_THERE else "refused"
+            raise ReceptionError(kind, opened.reason)
+        if not opened.is_complete or opened.end_token != reception.context.num_tokens:
+            raise ReceptionError("bad answer", "the peer has another number of tokens than it said")
+        return opened
+
+    def _reader(
+        self, reception: Reception, memory: PoolMemory, opened: pb.OpenResponse, *, is_proven: bool = True
+    ) -> BlockReader:
+        return BlockReader(
+            self._transport,
+            memory,
+            self._regions,
+            self._targets,
+            self._layout,
+            reception.context.layout,
+            reception.block_ids,
+            opened,
+            reception.first_token,
+            self._checker,
+            self._on_news,
+            is_proven=is_proven,
+        )
 
     def _memory_of(self, context: ContextState, opened: pb.OpenResponse) -> PoolMemory:
         """A peer's pool stays what it is as long as the instance lives."""

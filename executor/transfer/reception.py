@@ -47,7 +47,8 @@ class _Piece(NamedTuple):
 
     begin_token: int
     source_ids: Sequence[int]
-    checksums: Sequence[int]
+    groups: slice
+    """Of the checksums."""
 
 
 class _PostedPiece(NamedTuple):
@@ -69,6 +70,7 @@ class _CheckedPiece(NamedTuple):
 class BlockReader:
     """Reads what an `OpenResponse` says into blocks of our pool. One thread makes all calls.
 
+    What a context's state says may be read before the peer has answered; it counts once `prove` was told the answer.
     With equal layouts the bytes go from pool to pool. Otherwise they come into a staging buffer of one piece, are
     checked there, laid out anew, and copied to the pool.
     """
@@ -86,6 +88,8 @@ class BlockReader:
         first_token: int,
         checker: Executor,
         on_checked: Callable[[], None],
+        *,
+        is_proven: bool = True,
     ) -> None:
         """Plan the reads.
 
@@ -97,10 +101,11 @@ class BlockReader:
             layout: of our pool.
             peer_layout: of the peer's.
             block_ids: our block table, from token 0 on.
-            opened: what the peer said.
+            opened: what the peer said; or will say, without checksums, where not `is_proven`.
             first_token: the first token that is missing here, the start of one of our blocks.
             checker: computes checksums of large pieces while others are being read.
             on_checked: called, on its thread, when it has.
+            is_proven: whether the peer has answered; if not, `prove` is told when it does.
 
         Raises:
             ReceptionError: what the peer said does not fit together.
@@ -114,7 +119,10 @@ class BlockReader:
         self._first_token = first_token
         self._end_token = opened.end_token
         self._is_direct = peer_layout == layout
-        self._pieces = deque(self._plan(opened))
+        self._opened = opened
+        self.is_proven = is_proven
+        """Whether the peer's checksums are known."""
+        self._pieces = deque(self._plan())
         self._checker = checker
         self._on_checked = on_checked
         self._posted: deque[_PostedPiece] = deque()
@@ -125,31 +133,48 @@ class BlockReader:
         """Staged and checked, but not yet a whole block of ours: `[layers, 2, heads, tokens, row]`."""
         self.num_bytes = len(opened.block_ids) * peer_layout.bytes_per_block
 
-    def _plan(self, opened: pb.OpenResponse) -> list[_Piece]:
-        size = self._peer_layout.tokens_per_block
-        num_blocks = -(-(opened.end_token - opened.begin_token) // size)
+    def _plan(self) -> list[_Piece]:
+        opened, size = self._opened, self._peer_layout.tokens_per_block
         group = opened.blocks_per_checksum
         fits = (
             opened.begin_token % size == 0
             and opened.begin_token <= self._first_token < opened.end_token
             and (not self._is_direct or opened.begin_token == self._first_token)
-            and len(opened.block_ids) == num_blocks
+            and len(opened.block_ids) == -(-(opened.end_token - opened.begin_token) // size)
             and group > 0
-            and len(opened.checksums) == -(-num_blocks // group)
+            and len(opened.checksums) == (self._num_groups if self.is_proven else 0)
             and -(-opened.end_token // self._layout.tokens_per_block) <= len(self._block_ids)
             and self._source.transport == self._transport.name
         )
         if not fits:
-            raise ReceptionError("bad answer", "the peer's answer to Open does not fit together")
+            raise _bad_answer("does not fit together")
         num_groups = max(1, _PIECE_BYTES // (group * self._peer_layout.bytes_per_block))
         return [
             _Piece(
                 opened.begin_token + begin * group * size,
                 list(opened.block_ids[begin * group : (begin + num_groups) * group]),
-                list(opened.checksums[begin : begin + num_groups]),
+                slice(begin, begin + num_groups),
             )
-            for begin in range(0, len(opened.checksums), num_groups)
+            for begin in range(0, self._num_groups, num_groups)
         ]
+
+    @property
+    def _num_groups(self) -> int:
+        return -(-len(self._opened.block_ids) // self._opened.blocks_per_checksum)
+
+    def prove(self, opened: pb.OpenResponse) -> None:
+        """The peer has answered. Raises `ReceptionError` where it has other blocks than are being read."""
+        if (
+            opened.begin_token != self._opened.begin_token
+            or opened.end_token != self._opened.end_token
+            or opened.block_ids != self._opened.block_ids
+            or opened.blocks_per_checksum != self._opened.blocks_per_checksum
+        ):
+            raise _bad_answer("is of other blocks than the context's state")
+        if len(opened.checksums) != self._num_groups:
+            raise _bad_answer("does not fit together")
+        self._opened = opened
+        self.is_proven = True
 
     def advance(self) -> bool:
         """Go on as far as that is possible without waiting; whether everything is there and proved whole.
@@ -165,9 +190,9 @@ class BlockReader:
                 raise ReceptionError("read failed", "the peer's memory could not be read")
             self._post()
             self._check(piece, staging)
-        while self._checked and self._checked[0].checksums.done():
+        while self.is_proven and self._checked and self._checked[0].checksums.done():
             self._take(self._checked.popleft())
-        return not self._posted and not self._checked
+        return self.is_proven and not self._posted and not self._checked
 
     @property
     def is_reading(self) -> bool:
@@ -220,7 +245,7 @@ class BlockReader:
     def _take(self, checked: _CheckedPiece) -> None:
         """A piece's checksums are computed: if it was staged and is whole, bring it into the pool."""
         piece, found, staging = checked
-        if found.result() != list(piece.checksums):
+        if found.result() != self._opened.checksums[piece.groups]:
             raise ReceptionError("checksum", "blocks are not what the peer sent: their checksum differs")
         if staging is not None:
             self._relayout(piece, staging)
@@ -252,6 +277,10 @@ class BlockReader:
     def _release(self, staging: NDArray[np.uint8] | None) -> None:
         if staging is not None:
             self._transport.unregister([staging])
+
+
+def _bad_answer(what: str) -> ReceptionError:
+    return ReceptionError("bad answer", f"the peer's answer to Open {what}")
 
 
 def _split(staging: NDArray[np.uint8], regions: Sequence[Region]) -> list[NDArray[np.uint8]]:

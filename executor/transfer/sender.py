@@ -105,6 +105,12 @@ class ContextSender:
         self._stats.num_offered += 1
         return offer.context_id
 
+    def block_ids_of(self, context_id: int) -> list[int]:
+        """Of a context that is leased; none of another."""
+        with self._lock:
+            offer = self._offers.get(context_id)
+            return [] if offer is None else offer.block_ids
+
     # -- calls of receivers -------------------------------------------------------------------------------------------
 
     def open(self, request: pb.OpenRequest) -> pb.OpenResponse:

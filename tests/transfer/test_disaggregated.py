@@ -26,6 +26,7 @@ from executor import (
     UnsupportedFeatureError,
     WrongRoleError,
 )
+from executor.transfer.context_state import ContextState
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 from tests.executor.driving import finish, request, run_one, tokens_of
 from tests.transfer.instances import (
@@ -144,6 +145,32 @@ def test_only_missing_blocks_are_asked_for(open_instance: OpenInstance) -> None:
     stats = generation.get_transfer_stats()
     assert stats is not None
     assert stats.num_received_tokens == 67 + 3
+
+
+@pytest.mark.parametrize(
+    "block_ids",
+    [(), (5, 4, 3, 2, 1, 0, 7), (0,), (10**6,) * 7],
+    ids=["none", "other blocks", "too few", "outside the pool"],
+)
+def test_blocks_that_a_client_has_changed_are_never_used(
+    open_instance: OpenInstance, block_ids: tuple[int, ...]
+) -> None:
+    """The state passes through the client's hands. A receiver that knows the peer's memory begins with what it says."""
+    one, context, generation = open_instance(), open_instance(), open_instance()
+    wanted = request(prompts(8, 1)[0] * 3, 6)
+    wanted.input_token_ids = wanted.input_token_ids[: 7 * one.spec.tokens_per_block - 1]
+    expected = run_one(one, wanted).output_token_ids
+    run_disaggregated(context, generation, request([1, 2, 3, 4, 5], 3))
+    params = run_one(context, context_only(wanted)).context_phase_params
+    assert params is not None
+    assert params.opaque_state is not None
+    state = ContextState.from_bytes(params.opaque_state)
+    assert len(state.block_ids) == 7
+    params.opaque_state = replace(state, block_ids=block_ids).to_bytes()
+    assert run_one(generation, generation_only(wanted, params)).output_token_ids == expected
+    stats = generation.get_transfer_stats()
+    assert stats is not None
+    assert stats.num_received == (2 if len(block_ids) < 7 else 1)
 
 
 def test_what_is_received_is_told_and_timed(open_instance: OpenInstance) -> None:

@@ -46,7 +46,15 @@ class Pools:
             blocks_per_checksum=BLOCKS_PER_CHECKSUM,
         )
 
-    def reader(self, opened: pb.OpenResponse, block_ids: list[int], first: int = 0, **other: object) -> BlockReader:
+    def reader(
+        self,
+        opened: pb.OpenResponse,
+        block_ids: list[int],
+        first: int = 0,
+        *,
+        is_proven: bool = True,
+        **other: object,
+    ) -> BlockReader:
         with ThreadPoolExecutor(1) as checker:
             return BlockReader(
                 self.transport,
@@ -60,6 +68,7 @@ class Pools:
                 first,
                 checker,
                 lambda: None,
+                is_proven=is_proven,
             )
 
 
@@ -125,6 +134,45 @@ def test_answers_that_do_not_fit_together_are_refused_before_a_byte_moves(change
         finish(pools.reader(opened, [4, 5, 6]))
     assert caught.value.kind == "bad answer"
     assert not any(region.any() for region in pools.ours)
+
+
+def announced(opened: pb.OpenResponse) -> pb.OpenResponse:
+    """What a context's state says of the answer."""
+    guess = pb.OpenResponse()
+    guess.CopyFrom(opened)
+    guess.ClearField("checksums")
+    return guess
+
+
+@given(tables, st.integers(0, 9), st.booleans())
+def test_what_is_read_before_the_peer_answers_counts_once_it_has(
+    tables: tuple[list[int], list[int]], num_held: int, answers_late: bool
+) -> None:
+    theirs, ours = tables
+    num_held = min(num_held, len(theirs) - 1)
+    pools = Pools()
+    opened = pools.opened(theirs[num_held:], 4 * num_held, 4 * len(theirs))
+    reader = pools.reader(announced(opened), ours, 4 * num_held, is_proven=False)
+    if answers_late:
+        assert not any(reader.advance() for _ in range(20))
+    reader.prove(opened)
+    finish(reader)
+    for region, target in zip(pools.theirs, pools.ours, strict=True):
+        assert np.array_equal(target[ours[num_held:]], region[theirs[num_held:]])
+
+
+@pytest.mark.parametrize(
+    "change", [{"block_ids": [1, 2, 9]}, {"end_token": 11}, {"begin_token": 4}, {"checksums": [7, 8]}], ids=str
+)
+def test_an_answer_of_other_blocks_than_those_read_is_refused(change: dict[str, object]) -> None:
+    pools = Pools()
+    opened = pools.opened([1, 2, 3], 0, 12)
+    reader = pools.reader(announced(opened), [4, 5, 6], is_proven=False)
+    for name, value in change.items():
+        opened.ClearField(name)  # type: ignore[arg-type]
+        opened.MergeFrom(pb.OpenResponse(**{name: value}))  # type: ignore[arg-type]
+    with pytest.raises(ReceptionError, match=r"other blocks|does not fit together"):
+        reader.prove(opened)
 
 
 @given(tables)

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainflight/v1/transfer.proto\x12\x0binflight.v1\"U\n\rModelIdentity\x12\x15\n\rconfig_digest\x18\x01 \x01(\x0c\x12\x16\n\x0eweights_digest\x18\x02 \x01(\x0c\x12\x15\n\rcompute_dtype\x18\x03 \x01(\t\"\xc0\x01\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x18\n\x10tokens_per_block\x18\x02 \x01(\r\x12\x11\n\thead_size\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\x12\n\nfirst_head\x18\x08 \x01(\r\x12\x11\n\tlast_head\x18\t \x01(\r\"L\n\x0cMemoryRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x17\n\x0f\x62ytes_per_block\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\x04\"]\n\nPoolMemory\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12*\n\x07regions\x18\x03 \x03(\x0b\x32\x19.inflight.v1.MemoryRegion\"\x11\n\x0f\x44\x65scribeRequest\"\xa5\x01\n\x10\x44\x65scribeResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x03 \x01(\x0b\x32\x15.inflight.v1.KvLayout\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.inflight.v1.PoolMemory\"R\n\x10GeneratedLogProb\x12\x10\n\x08log_prob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x15\n\rtop_log_probs\x18\x03 \x03(\x01\"\xfa\x01\n\x0c\x43ontextState\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\ncontext_id\x18\x03 \x01(\x04\x12,\n\x08identity\x18\x04 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x05 \x01(\x0b\x32\x15.inflight.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x15\n\rprompt_digest\x18\x07 \x01(\x0c\x12\x30\n\tlog_probs\x18\x08 \x03(\x0b\x32\x1d.inflight.v1.GeneratedLogProb\"\xd8\x01\n\x0bOpenRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x12\n\ncontext_id\x18\x02 \x01(\x04\x12\x15\n\rprompt_digest\x18\x03 \x01(\x0c\x12,\n\x08identity\x18\x04 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x05 \x01(\x0b\x32\x15.inflight.v1.KvLayout\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x11\n\tnum_ranks\x18\x08 \x01(\r\"\x84\x02\n\x0cOpenResponse\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.inflight.v1.OpenOutcome\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x65gin_token\x18\x03 \x01(\r\x12\x11\n\tend_token\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x11\n\tchecksums\x18\x06 \x03(\x06\x12\x1b\n\x13\x62locks_per_checksum\x18\x07 \x01(\r\x12\x13\n\x0bis_complete\x18\x08 \x01(\x08\x12\x10\n\x08lease_ms\x18\t \x01(\r\x12\'\n\x06memory\x18\n \x01(\x0b\x32\x17.inflight.v1.PoolMemory\"<\n\x10HeartbeatRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63ontext_ids\x18\x02 \x03(\x04\".\n\x11HeartbeatResponse\x12\x19\n\x11\x65nded_context_ids\x18\x01 \x03(\x04\"\x84\x01\n\x0c\x43loseRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x12\n\ncontext_id\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\x12*\n\x07outcome\x18\x05 \x01(\x0e\x32\x19.inflight.v1.CloseOutcome\"#\n\rCloseResponse\x12\x12\n\nwas_leased\x18\x01 \x01(\x08\"\xa3\x01\n\x0b\x46indRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1a\n\rcache_salt_id\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x04 \x01(\x0b\x32\x15.inflight.v1.KvLayoutB\x10\n\x0e_cache_salt_id\"L\n\x0c\x46indResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.inflight.v1.ContextState*z\n\x0bOpenOutcome\x12\x1c\n\x18OPEN_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13OPEN_OUTCOME_OPENED\x10\x01\x12\x1a\n\x16OPEN_OUTCOME_NOT_THERE\x10\x02\x12\x18\n\x14OPEN_OUTCOME_REFUSED\x10\x03*\x80\x01\n\x0c\x43loseOutcome\x12\x1d\n\x19\x43LOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43LOSE_OUTCOME_RECEIVED\x10\x01\x12\x18\n\x14\x43LOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n\x17\x43LOSE_OUTCOME_CANCELLED\x10\x03\x32\xd9\x02\n\x08Transfer\x12G\n\x08\x44\x65scribe\x12\x1c.inflight.v1.DescribeRequest\x1a\x1d.inflight.v1.DescribeResponse\x12;\n\x04Open\x12\x18.inflight.v1.OpenRequest\x1a\x19.inflight.v1.OpenResponse\x12J\n\tHeartbeat\x12\x1d.inflight.v1.HeartbeatRequest\x1a\x1e.inflight.v1.HeartbeatResponse\x12>\n\x05\x43lose\x12\x19.inflight.v1.CloseRequest\x1a\x1a.inflight.v1.CloseResponse\x12;\n\x04\x46ind\x12\x18.inflight.v1.FindRequest\x1a\x19.inflight.v1.FindResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainflight/v1/transfer.proto\x12\x0binflight.v1\"U\n\rModelIdentity\x12\x15\n\rconfig_digest\x18\x01 \x01(\x0c\x12\x16\n\x0eweights_digest\x18\x02 \x01(\x0c\x12\x15\n\rcompute_dtype\x18\x03 \x01(\t\"\xc0\x01\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x18\n\x10tokens_per_block\x18\x02 \x01(\r\x12\x11\n\thead_size\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\x12\n\nfirst_head\x18\x08 \x01(\r\x12\x11\n\tlast_head\x18\t \x01(\r\"L\n\x0cMemoryRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x17\n\x0f\x62ytes_per_block\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\x04\"]\n\nPoolMemory\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12*\n\x07regions\x18\x03 \x03(\x0b\x32\x19.inflight.v1.MemoryRegion\"\x11\n\x0f\x44\x65scribeRequest\"\xa5\x01\n\x10\x44\x65scribeResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x03 \x01(\x0b\x32\x15.inflight.v1.KvLayout\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.inflight.v1.PoolMemory\"R\n\x10GeneratedLogProb\x12\x10\n\x08log_prob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x15\n\rtop_log_probs\x18\x03 \x03(\x01\"\x8d\x02\n\x0c\x43ontextState\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\ncontext_id\x18\x03 \x01(\x04\x12,\n\x08identity\x18\x04 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x05 \x01(\x0b\x32\x15.inflight.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x15\n\rprompt_digest\x18\x07 \x01(\x0c\x12\x30\n\tlog_probs\x18\x08 \x03(\x0b\x32\x1d.inflight.v1.GeneratedLogProb\x12\x11\n\tblock_ids\x18\t \x03(\r\"\xd8\x01\n\x0bOpenRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x12\n\ncontext_id\x18\x02 \x01(\x04\x12\x15\n\rprompt_digest\x18\x03 \x01(\x0c\x12,\n\x08identity\x18\x04 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x05 \x01(\x0b\x32\x15.inflight.v1.KvLayout\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x11\n\tnum_ranks\x18\x08 \x01(\r\"\x84\x02\n\x0cOpenResponse\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.inflight.v1.OpenOutcome\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x65gin_token\x18\x03 \x01(\r\x12\x11\n\tend_token\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x11\n\tchecksums\x18\x06 \x03(\x06\x12\x1b\n\x13\x62locks_per_checksum\x18\x07 \x01(\r\x12\x13\n\x0bis_complete\x18\x08 \x01(\x08\x12\x10\n\x08lease_ms\x18\t \x01(\r\x12\'\n\x06memory\x18\n \x01(\x0b\x32\x17.inflight.v1.PoolMemory\"<\n\x10HeartbeatRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63ontext_ids\x18\x02 \x03(\x04\".\n\x11HeartbeatResponse\x12\x19\n\x11\x65nded_context_ids\x18\x01 \x03(\x04\"\x84\x01\n\x0c\x43loseRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x12\n\ncontext_id\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\x12*\n\x07outcome\x18\x05 \x01(\x0e\x32\x19.inflight.v1.CloseOutcome\"#\n\rCloseResponse\x12\x12\n\nwas_leased\x18\x01 \x01(\x08\"\xa3\x01\n\x0b\x46indRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1a\n\rcache_salt_id\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.inflight.v1.ModelIdentity\x12%\n\x06layout\x18\x04 \x01(\x0b\x32\x15.inflight.v1.KvLayoutB\x10\n\x0e_cache_salt_id\"L\n\x0c\x46indResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.inflight.v1.ContextState*z\n\x0bOpenOutcome\x12\x1c\n\x18OPEN_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13OPEN_OUTCOME_OPENED\x10\x01\x12\x1a\n\x16OPEN_OUTCOME_NOT_THERE\x10\x02\x12\x18\n\x14OPEN_OUTCOME_REFUSED\x10\x03*\x80\x01\n\x0c\x43loseOutcome\x12\x1d\n\x19\x43LOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43LOSE_OUTCOME_RECEIVED\x10\x01\x12\x18\n\x14\x43LOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n\x17\x43LOSE_OUTCOME_CANCELLED\x10\x03\x32\xd9\x02\n\x08Transfer\x12G\n\x08\x44\x65scribe\x12\x1c.inflight.v1.DescribeRequest\x1a\x1d.inflight.v1.DescribeResponse\x12;\n\x04Open\x12\x18.inflight.v1.OpenRequest\x1a\x19.inflight.v1.OpenResponse\x12J\n\tHeartbeat\x12\x1d.inflight.v1.HeartbeatRequest\x1a\x1e.inflight.v1.HeartbeatResponse\x12>\n\x05\x43lose\x12\x19.inflight.v1.CloseRequest\x1a\x1a.inflight.v1.CloseResponse\x12;\n\x04\x46ind\x12\x18.inflight.v1.FindRequest\x1a\x19.inflight.v1.FindResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inflight.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPENOUTCOME']._serialized_start=2030
-  _globals['_OPENOUTCOME']._serialized_end=2152
-  _globals['_CLOSEOUTCOME']._serialized_start=2155
-  _globals['_CLOSEOUTCOME']._serialized_end=2283
+  _globals['_OPENOUTCOME']._serialized_start=2049
+  _globals['_OPENOUTCOME']._serialized_end=2171
+  _globals['_CLOSEOUTCOME']._serialized_start=2174
+  _globals['_CLOSEOUTCOME']._serialized_end=2302
   _globals['_MODELIDENTITY']._serialized_start=43
   _globals['_MODELIDENTITY']._serialized_end=128
   _globals['_KVLAYOUT']._serialized_start=131
@@ -50,23 +50,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEDLOGPROB']._serialized_start=685
   _globals['_GENERATEDLOGPROB']._serialized_end=767
   _globals['_CONTEXTSTATE']._serialized_start=770
-  _globals['_CONTEXTSTATE']._serialized_end=1020
-  _globals['_OPENREQUEST']._serialized_start=1023
-  _globals['_OPENREQUEST']._serialized_end=1239
-  _globals['_OPENRESPONSE']._serialized_start=1242
-  _globals['_OPENRESPONSE']._serialized_end=1502
-  _globals['_HEARTBEATREQUEST']._serialized_start=1504
-  _globals['_HEARTBEATREQUEST']._serialized_end=1564
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1566
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1612
-  _globals['_CLOSEREQUEST']._serialized_start=1615
-  _globals['_CLOSEREQUEST']._serialized_end=1747
-  _globals['_CLOSERESPONSE']._serialized_start=1749
-  _globals['_CLOSERESPONSE']._serialized_end=1784
-  _globals['_FINDREQUEST']._serialized_start=1787
-  _globals['_FINDREQUEST']._serialized_end=1950
-  _globals['_FINDRESPONSE']._serialized_start=1952
-  _globals['_FINDRESPONSE']._serialized_end=2028
-  _globals['_TRANSFER']._serialized_start=2286
-  _globals['_TRANSFER']._serialized_end=2631
+  _globals['_CONTEXTSTATE']._serialized_end=1039
+  _globals['_OPENREQUEST']._serialized_start=1042
+  _globals['_OPENREQUEST']._serialized_end=1258
+  _globals['_OPENRESPONSE']._serialized_start=1261
+  _globals['_OPENRESPONSE']._serialized_end=1521
+  _globals['_HEARTBEATREQUEST']._serialized_start=1523
+  _globals['_HEARTBEATREQUEST']._serialized_end=1583
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1585
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1631
+  _globals['_CLOSEREQUEST']._serialized_start=1634
+  _globals['_CLOSEREQUEST']._serialized_end=1766
+  _globals['_CLOSERESPONSE']._serialized_start=1768
+  _globals['_CLOSERESPONSE']._serialized_end=1803
+  _globals['_FINDREQUEST']._serialized_start=1806
+  _globals['_FINDREQUEST']._serialized_end=1969
+  _globals['_FINDRESPONSE']._serialized_start=1971
+  _globals['_FINDRESPONSE']._serialized_end=2047
+  _globals['_TRANSFER']._serialized_start=2305
+  _globals['_TRANSFER']._serialized_end=2650
 # @@protoc_insertion_point(module_scope)

@@ -108,7 +108,7 @@ class GeneratedLogProb(_message.Message):
     def __init__(self, log_prob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ContextState(_message.Message):
-    __slots__ = ("instance_id", "address", "context_id", "identity", "layout", "num_tokens", "prompt_digest", "log_probs")
+    __slots__ = ("instance_id", "address", "context_id", "identity", "layout", "num_tokens", "prompt_digest", "log_probs", "block_ids")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class ContextState(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     instance_id: bytes
     address: str
     context_id: int
@@ -125,7 +126,8 @@ class ContextState(_message.Message):
     num_tokens: int
     prompt_digest: bytes
     log_probs: _containers.RepeatedCompositeFieldContainer[GeneratedLogProb]
-    def __init__(self, instance_id: _Optional[bytes] = ..., address: _Optional[str] = ..., context_id: _Optional[int] = ..., identity: _Optional[_Union[ModelIdentity, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_tokens: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ..., log_probs: _Optional[_Iterable[_Union[GeneratedLogProb, _Mapping]]] = ...) -> None: ...
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, instance_id: _Optional[bytes] = ..., address: _Optional[str] = ..., context_id: _Optional[int] = ..., identity: _Optional[_Union[ModelIdentity, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_tokens: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ..., log_probs: _Optional[_Iterable[_Union[GeneratedLogProb, _Mapping]]] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("instance_id", "context_id", "prompt_digest", "identity", "layout", "first_token", "rank", "num_ranks")
