@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import typer
@@ -79,3 +81,16 @@ def os_error_line(error: OSError) -> str:
     """`trace.jsonl: No such file or directory`, without an errno."""
     message = error.strerror or str(error)
     return message if error.filename is None else f"{error.filename}: {message}"
+
+
+def require_folder_of(path: Path | None) -> None:
+    """Refuse a file that cannot be written before the run whose result it is to hold.
+
+    Raises:
+        NotADirectoryError: its folder is none.
+        IsADirectoryError: it is a folder itself.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "no such folder to write into", str(path.parent))
+    if path is not None and path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file to write", str(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from rich.console import Console
 from batch_manager.pictures import IterationTable, Timeline, chrome_trace, html_page, table_csv, table_text
 from batch_manager.simulate import RunMetrics, RunReport, RunSeries, ServiceLevel, SimulationError
 from batch_manager.trace import Observer, TraceError
-from engine_build.command_line import os_error_line
+from engine_build.command_line import os_error_line, require_folder_of
 
 console = Console(stderr=True, soft_wrap=True)
 
@@ -42,19 +41,6 @@ def positive(value: float | None) -> float | None:
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"{value} is not a finite number above 0")
     return value
-
-
-def require_folder_of(path: Path | None) -> None:
-    """Refuse a file that cannot be written before the run whose result it is to hold.
-
-    Raises:
-        NotADirectoryError: its folder is none.
-        IsADirectoryError: it is a folder itself.
-    """
-    if path is not None and not path.parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "no such folder to write into", str(path.parent))
-    if path is not None and path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder, not a file to write", str(path))
 
 
 def _fail(message: str, where: Path | None) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from run_pictures import bad_input, console, positive, require_folder_of
+from run_pictures import bad_input, console, positive
 from simulate_workload import DEFAULT_MODEL, PUBLISHED, Format, cost_model
 
 from batch_manager import BatchManagerConfig, KvCacheConfig
@@ -36,7 +36,7 @@ from batch_manager.simulate import (
     synthetic,
     take,
 )
-from engine_build.command_line import run
+from engine_build.command_line import require_folder_of, run
 
 Number = TypeVar("Number", int, float)
 

@@ -26,7 +26,13 @@ Answerer = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 
 def chat(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="HOST:PORT of a server, or an engine directory.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            callback=options.server_address,
+            help="HOST:PORT of a server, or an engine directory.",
+            show_default=False,
+        ),
     ],
     system: Annotated[str | None, typer.Option("--system", help="A system message to begin with.")] = None,
     max_tokens: options.MaxTokens = None,

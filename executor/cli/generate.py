@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from engine_build.command_line import require_folder_of
 from executor import Executor, InvalidRequestError, RequestError
 from executor.cli import options
 from executor.cli.answers import AnswerView, answer_view
-from executor.cli.opening import configure_logging, end_ids, opened_executor, opened_tokenizer
+from executor.cli.opening import configure_logging, end_ids, one_line_errors, opened_executor, opened_tokenizer
 from executor.cli.table import iteration_table, write_csv
 from executor.serving.events import Delta, Finished
 from executor.serving.generation import GenerationService
@@ -64,6 +65,8 @@ def generate(
 ) -> None:
     """Generate answers to prompts, all at once, and stream them."""
     configure_logging(log_level)
+    with one_line_errors():
+        require_folder_of(table_csv)
     config = options.executor_config(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,

@@ -215,6 +215,14 @@ LogLevel = Annotated[LogLevelName, typer.Option("--log_level", help="Lines on st
 IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the model's end token.")]
 
 
+def server_address(text: str) -> str:
+    """A callback for HOST:PORT of a server: gRPC takes a port beyond the last one for another that is none of ours."""
+    port = text.rpartition(":")[2]
+    if port.isdecimal() and not 0 < int(port) < 1 << 16:
+        raise typer.BadParameter(f"{text!r} has port {port}; ports are 1 to 65535")
+    return text
+
+
 def transceiver_config(
     role: InstanceRole | None,
     listen: str | None,

@@ -16,7 +16,12 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def role(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="HOST:PORT of a server.", show_default=False)],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", callback=options.server_address, help="HOST:PORT of a server.", show_default=False
+        ),
+    ],
     new_role: Annotated[
         InstanceRole | None, typer.Argument(metavar="[ROLE]", help="context, generation or both.", show_default=False)
     ] = None,

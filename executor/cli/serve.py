@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _LISTEN = "Where, and for whom"
 _LIMITS = "Limits"
 _TIERS = "KV cache below the pool"
+_MOST_KEPT = 100_000_000
+"""Rows or events: more would not fit the memory of any machine."""
 
 
 def _http_url(text: str | None) -> str | None:
@@ -160,10 +162,14 @@ def serve(
         typer.Option("--bearer_token_file", help="Clients must send the token in it.", rich_help_panel=_LISTEN),
     ] = None,
     iteration_table_max_rows: Annotated[
-        int, typer.Option("--iteration_table_max_rows", help="Rows kept for Control.IterationTable.", min=0)
+        int,
+        typer.Option("--iteration_table_max_rows", help="Rows kept for Control.IterationTable.", min=0, max=_MOST_KEPT),
     ] = 0,
     event_buffer_max_size: Annotated[
-        int, typer.Option("--event_buffer_max_size", help="KV cache events kept for Control.KvEvents.", min=0)
+        int,
+        typer.Option(
+            "--event_buffer_max_size", help="KV cache events kept for Control.KvEvents.", min=0, max=_MOST_KEPT
+        ),
     ] = 0,
     otlp_endpoint: Annotated[
         str | None,

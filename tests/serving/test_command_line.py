@@ -391,3 +391,21 @@ def test_an_answer_without_max_tokens_is_bounded_in_a_terminal(
         assert done.exit_code == 0, done.stderr
         assert done.stdout.count("> ") == 3
         assert len(done.stdout) < 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chat", "127.0.0.1:99999"], "'127.0.0.1:99999' has port 99999; ports are 1 to 65535"),
+        (["kv", "127.0.0.1:0"], "has port 0; ports are 1 to 65535"),
+        (["role", "127.0.0.1:70000"], "has port 70000; ports are 1 to 65535"),
+        (["serve", "E", "--iteration_table_max_rows", "9" * 30], "'--iteration_table_max_rows'"),
+        (["serve", "E", "--event_buffer_max_size", "9" * 30], "'--event_buffer_max_size'"),
+        (["generate", "E", "--prompt", "x", "--table_csv", "/missing/a.csv"], "/missing: no such folder to write into"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_opened(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="executor")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert message in result.stderr
