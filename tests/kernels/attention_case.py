@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -75,6 +76,39 @@ def run_case(case: Case, device: str = "cpu") -> Outcome:
         for one, other in zip(definition, kernels, strict=True)
     )
     return Outcome(output.float().cpu(), expected.float().cpu(), same)
+
+
+def run_apart(case: Case, cuts: Sequence[int], device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """All sequences in one step; and one by one, each in a step for every piece of it.
+
+    Args:
+        case: the step.
+        cuts: rows of a sequence before which it is cut; those behind its end are left out.
+        device: where the kernels run.
+
+    Returns:
+        Both outputs, `[T, num_heads * head_size]`.
+    """
+    arguments = random_arguments(case, device)
+    pools = [arguments.pop(name) for name in ("key_cache", "value_cache")]
+    attention = TritonAttention(num_multiprocessors=case.num_multiprocessors, deterministic=case.deterministic)
+    together = call(attention, case, arguments, [pool.clone() for pool in pools])
+    row_begins, table_begins = (arguments[name].tolist() for name in ("subsequence_begins", "block_indices_begins"))
+    apart = []
+    for index, (past, num_rows) in enumerate(case.sequences):
+        table = arguments["block_indices"][table_begins[index] : table_begins[index + 1]]
+        bounds = [0, *(cut for cut in cuts if cut < num_rows), num_rows]
+        for begin, end in pairwise(bounds):
+            rows = slice(row_begins[index] + begin, row_begins[index] + end)
+            step = {name: arguments[name][rows] for name in ("query", "key", "value")} | {
+                "past_lens": torch.tensor([past + begin], dtype=torch.int32, device=device),
+                "subsequence_begins": torch.tensor([0, end - begin], dtype=torch.int32, device=device),
+                "block_indices": table,
+                "block_indices_begins": torch.tensor([0, len(table)], dtype=torch.int32, device=device),
+                "max_context_len": torch.tensor(past + end),
+            }
+            apart.append(call(attention, case, step, pools))
+    return together, torch.cat(apart)
 
 
 def random_arguments(case: Case, device: str) -> dict[str, Tensor]:

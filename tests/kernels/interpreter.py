@@ -4,7 +4,8 @@ Triton decides when a kernel is defined whether it will be compiled or interpret
 included. So the setting is made in a new process, before anything there imports Triton.
 
 Triton's interpreter does not have bfloat16 products (it multiplies bit patterns) and cuts where a GPU rounds to the
-nearest. Both are put right here, by ml_dtypes, so that bytes can be compared.
+nearest. Both are put right here, by ml_dtypes, so that bytes can be compared. Its products are numpy's, whose bits
+depend on the place of a row in a matrix; those made here do not, so that what differs is the kernels' doing.
 """
 
 from __future__ import annotations
@@ -31,19 +32,24 @@ def _interpret() -> None:
 
     torch.set_num_threads(1)
     interpreter._convert_float = _convert
-    original = interpreter.InterpreterBuilder.create_dot
 
-    def create_dot(builder: Any, left: Any, right: Any, *rest: Any) -> Any:
-        return original(builder, _widened(left), _widened(right), *rest)
+    def create_dot(_builder: Any, left: Any, right: Any, added: Any, *_precision: Any) -> Any:
+        return interpreter.TensorHandle(_product(_widened(left), _widened(right)) + added.data, added.dtype.scalar)
 
-    def _widened(operand: Any) -> Any:
-        if str(operand.dtype.scalar) != "bf16":
-            return operand
-        return interpreter.TensorHandle(
-            operand.data.view(ml_dtypes.bfloat16).astype(np.float32), interpreter.tl.float32
-        )
+    def _widened(operand: Any) -> NDArray[np.float32]:
+        is_bfloat16 = str(operand.dtype.scalar) == "bf16"
+        values = operand.data.view(ml_dtypes.bfloat16) if is_bfloat16 else operand.data
+        return np.asarray(values, np.float32)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`left @ right`, every element summed in one order."""
+    total = np.zeros((left.shape[0], right.shape[1]), np.float32)
+    for index in range(left.shape[1]):
+        total += left[:, index, None] * right[index]
+    return total
 
 
 _NUMPY_TYPES = {

@@ -7,13 +7,14 @@ tensor cores do. `tests/gpu` runs the same cases compiled.
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.attention_case import Case, run_case
+from tests.kernels.attention_case import Case, run_apart, run_case
 
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Of outputs near 1: float32 sums in another order, else one rounding of the output and one of the weights."""
@@ -63,6 +64,24 @@ def check(case: Case, interpreter: ProcessPoolExecutor) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_kernels_compute_what_the_operator_says(case: Case, interpreter: ProcessPoolExecutor) -> None:
     check(case, interpreter)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(((0, 60), (40, 3), (130, 2), (7, 25))),
+        Case(((0, 40), (40, 3), (130, 2)), dtype="float16", kv_cache_dtype="float16", sliding_window=9),
+        Case(((0, 40), (40, 3), (130, 2)), dtype="bfloat16", kv_cache_dtype="int8", num_heads=3, num_kv_heads=1),
+        Case(((0, 40), (40, 3), (130, 2)), soft_cap=5.0, tokens_per_block=5),
+    ],
+    ids=["float32", "float16, window", "int8", "soft cap"],
+)
+def test_deterministic_rows_have_the_same_bits_alone_and_in_a_batch_however_they_are_cut(
+    case: Case, interpreter: ProcessPoolExecutor
+) -> None:
+    case = replace(case, deterministic=True, num_multiprocessors=64)
+    together, apart = interpreter.submit(run_apart, case, (1, 17, 18, 20)).result()
+    assert torch.equal(together, apart)
 
 
 @settings(max_examples=6, deadline=None)
