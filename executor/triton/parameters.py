@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from executor.api.config import BatchingType, CapacitySchedulerPolicy, ExecutorConfig, SchedulerConfig
+from executor.api.config import (
+    BatchingType,
+    CapacitySchedulerPolicy,
+    ExecutorConfig,
+    ExtendedRuntimePerfKnobConfig,
+    SchedulerConfig,
+)
 from executor.api.decoding import DecodingConfig, DecodingMode, LookaheadDecodingConfig
 from executor.api.guided import GuidedDecodingConfig
 from executor.api.kv_cache_config import CacheTransceiverConfig, KvCacheConfig
+from executor.api.parallel import ParallelConfig
 from executor.api.role import InstanceRole
 from executor.triton.backend.settings import ParameterError, parse_flag
 
@@ -52,6 +59,13 @@ def _count(name: str, value: str) -> int:
     if number < 0:
         raise ParameterError(f"parameter {name} is {value!r}; it must be 0 or more")
     return number
+
+
+def _device_id(name: str, value: str) -> int:
+    """Upstream's list of GPUs, of which there may be one."""
+    if "," in value or ";" in value:
+        raise ParameterError(f"parameter {name} is {value!r}; it must be one number: {_ONE_DEVICE}")
+    return _count(name, value)
 
 
 def _fraction(name: str, value: str) -> float:
@@ -118,14 +132,14 @@ PARAMETERS: Mapping[str, Parameter] = {
     "speculative_decoding_fast_logits": Parameter(parse_flag, (False,), _DRAFT_HEADS),
     # devices
     "FORCE_CPU_ONLY_INPUT_TENSORS": Parameter(parse_flag),
-    "gpu_device_ids": Parameter(_text, ("0",), _ONE_DEVICE),
+    "gpu_device_ids": Parameter(_device_id),
     "participant_ids": Parameter(_text, ("0",), _ONE_DEVICE),
     "num_nodes": Parameter(_count, (1,), _ONE_DEVICE),
-    "gpu_weights_percent": Parameter(_fraction, (1.0,), "weights are not streamed"),
+    "gpu_weights_percent": Parameter(_fraction),
     "enable_context_fmha_fp32_acc": Parameter(parse_flag, (False,), _KERNELS),
     "multi_block_mode": Parameter(parse_flag, (True,), _KERNELS),
-    "cuda_graph_mode": Parameter(parse_flag, (False,), _KERNELS),
-    "cuda_graph_cache_size": Parameter(_count, (0,), _KERNELS),
+    "cuda_graph_mode": Parameter(parse_flag),
+    "cuda_graph_cache_size": Parameter(_count),
     # contexts from and to other instances, not upstream's
     "instance_role": Parameter(_one_of(*InstanceRole)),
     "transfer_listen": Parameter(_text),
@@ -204,6 +218,13 @@ def model_settings(texts: Mapping[str, str]) -> ModelSettings:
         max_num_tokens=values.get("max_num_tokens"),
         max_queue_size=values.get("max_queue_size"),
         decoding_config=_decoding_config(values),
+        # The first GPU is what a template names, on a CPU too.
+        parallel_config=ParallelConfig(device_ids=[values["gpu_device_ids"]]) if values.get("gpu_device_ids") else None,
+        gpu_weights_percent=values.get("gpu_weights_percent", 1.0),
+        extended_runtime_perf_knob_config=ExtendedRuntimePerfKnobConfig(
+            cuda_graph_mode=values.get("cuda_graph_mode"),
+            cuda_graph_cache_size=values.get("cuda_graph_cache_size", 0),
+        ),
         num_threads=values.get("num_threads"),
         deterministic=values.get("deterministic", False),
         cache_transceiver_config=_transceiver_config(values),

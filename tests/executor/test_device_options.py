@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from engine_build.engine_dir import EngineDirectory
 from engine_build.manifest import TensorRtConfig
@@ -22,6 +23,7 @@ from executor import (
     RequestError,
     UnsupportedFeatureError,
 )
+from executor.cli import app
 from executor.engines.device_options import DeviceOptions, check_device_options, device_options
 from executor.engines.openvino_padding import padded_sizes
 from executor.engines.tensorrt import TensorRtEngine
@@ -140,6 +142,26 @@ def test_nothing_is_recorded_without_graphs(tmp_path: Path) -> None:
     assert not device._graphs
     assert engine.padded_rows(3) == 3
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device_id", "0"], "error: parallel_config.device_ids is [0]"),
+        (["--gpu_weights_percent", "0.5"], "error: gpu_weights_percent is 0.5"),
+        (["--gpu_weights_percent", "1.5"], "error: gpu_weights_percent is 1.5; it must be in (0, 1]"),
+        (["--cuda_graph_mode"], "error: extended_runtime_perf_knob_config.cuda_graph_mode is True"),
+        (["--no_cuda_graph_mode", "--cuda_graph_cache_size", "2"], "it goes with cuda_graph_mode, which is False"),
+    ],
+)
+def test_flags_of_the_command_line_reach_the_configuration(
+    arguments: list[str], message: str, tiny_engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.engines.reference.default_device", lambda: "cpu")
+    result = CliRunner().invoke(app, ["generate", str(tiny_engine_dir), "--prompt", "x", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 # -- the pool's size

@@ -24,6 +24,7 @@ from executor.triton.priority import PriorityLevels
         ("lookahead_window_size", "4", "go together"),
         ("encoder_model_path", "/x", "decoder-only"),
         ("num_nodes", "2", "one device"),
+        ("gpu_device_ids", "0,1", "it must be one number"),
     ],
 )
 def test_a_parameter_that_is_unknown_unreadable_or_not_offered_is_an_error_that_names_it(
@@ -58,6 +59,19 @@ def test_parameters_set_what_they_are_named_after() -> None:
     assert not config.enable_chunked_context
     assert settings.exclude_input_in_output
     assert settings.stats_period_seconds == 0.05
+
+
+def test_parameters_of_the_gpu_are_handed_on_and_the_first_gpu_is_the_default() -> None:
+    texts = {"gpu_device_ids": "2", "gpu_weights_percent": "0.5", "cuda_graph_mode": "true"}
+    config = model_settings({"gpt_model_path": "/engine", "cuda_graph_cache_size": "4"} | texts).executor_config
+    config.validate()
+    assert config.parallel_config is not None
+    assert config.parallel_config.device_ids == [2]
+    assert config.gpu_weights_percent == 0.5
+    knobs = config.extended_runtime_perf_knob_config
+    assert (knobs.cuda_graph_mode, knobs.cuda_graph_cache_size) == (True, 4)
+    template = {"gpu_device_ids": "0", "gpu_weights_percent": "1.0", "cuda_graph_mode": "false"}
+    assert model_settings({"gpt_model_path": "/engine"} | template).executor_config.parallel_config is None
 
 
 def test_v1_is_static_batching() -> None:
