@@ -70,6 +70,7 @@ class BareInstance:
         seed: int = 0,
         identity: ModelIdentity = _IDENTITY,
         kv_dtype: str = "float32",
+        listen: str = "127.0.0.1:0",
     ) -> None:
         """Begin.
 
@@ -81,6 +82,7 @@ class BareInstance:
             seed: what the pool is filled by.
             identity: what it claims to run.
             kv_dtype: what it claims that its pool keeps.
+            listen: HOST:PORT for calls of peers.
         """
         self.pool = BarePool(spec, num_blocks, seed)
         self.kv = KvCacheManager(
@@ -93,7 +95,7 @@ class BareInstance:
         self._next_id = 1
         self._timeout = timeout
         self.endpoint = TransferEndpoint(
-            network, "127.0.0.1:0", self.pool, identity, kv_dtype, self.kv, self._manager, timeout
+            network, listen, self.pool, identity, kv_dtype, self.kv, self._manager, timeout
         )
         self.endpoint.start(self._lock, self._woken.set)
 
