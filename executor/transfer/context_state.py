@@ -24,9 +24,6 @@ from protos.inflight.v1 import transfer_pb2 as pb
 
 MAX_BYTES = 64 << 10
 VERSION = 1
-_MOST_BLOCK_IDS = 8192
-"""24 KiB at most."""
-
 _MAGIC = b"IFCS"
 _HEADER = struct.Struct("<4sHI")
 _FIELD = "context_phase_params.opaque_state"
@@ -61,8 +58,11 @@ class ContextState:
     are a guess until then."""
 
     def to_bytes(self) -> bytes:
-        """Raises `InvalidRequestError` where it would be longer than `MAX_BYTES`."""
-        body: bytes = self.to_message().SerializeToString()
+        """Without block ids where they do not fit. Raises `InvalidRequestError` where it is longer even so."""
+        message = self.to_message()
+        if _HEADER.size + message.ByteSize() > MAX_BYTES:
+            message.ClearField("block_ids")
+        body: bytes = message.SerializeToString()
         data = _HEADER.pack(_MAGIC, VERSION, zlib.crc32(body)) + body
         if len(data) > MAX_BYTES:
             raise InvalidRequestError(f"{_FIELD} would have {len(data)} bytes; at most {MAX_BYTES} are handed on")
@@ -77,7 +77,7 @@ class ContextState:
             layout=layout_message(self.layout),
             num_tokens=self.num_tokens,
             prompt_digest=self.prompt_digest,
-            block_ids=self.block_ids if len(self.block_ids) <= _MOST_BLOCK_IDS else (),
+            block_ids=self.block_ids,
             log_probs=[
                 pb.GeneratedLogProb(
                     log_prob=entry.log_prob,

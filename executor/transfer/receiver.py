@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from executor.transfer.background import give_way
 from executor.transfer.context_state import ContextState
 from executor.transfer.integrity import BLOCKS_PER_CHECKSUM, ModelIdentity
 from executor.transfer.layout import KvLayout
+from executor.transfer.lease_upkeep import LeaseUpkeep
 from executor.transfer.link_meter import CostMeter
 from executor.transfer.messages import identity_message, layout_message, memory_from
 from executor.transfer.peer import PeerError, PeerLink, PendingCall
@@ -40,17 +40,11 @@ from protos.inflight.v1 import transfer_pb2 as pb
 
 _logger = logging.getLogger(__name__)
 
-_HEARTBEATS_A_LEASE = 3
-"""So many heartbeats are sent while a lease would last: two may be lost."""
-
 _WHILE_READING = 0.00005
 """Seconds between looks at reads in flight: reads only go on while they are looked at."""
 
 _MEMORIES_KEPT = 64
 """Pools of peers that are remembered: peers come and go."""
-
-_CLOSE_ATTEMPTS = 3
-"""A lost Close costs the sender its blocks until the lease ends, so it is worth saying again; it is idempotent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +131,7 @@ class ContextReceiver:
         self._ended: list[Reception] = []
         """Complete or failed, for the loop to settle."""
         self._quiescing: list[Reception] = []
-        self._closing: list[tuple[PendingCall, Reception, pb.CloseRequest, int]] = []
-        self._heartbeats: list[tuple[PendingCall, dict[int, Reception]]] = []
-        self._next_heartbeat = 0.0
+        self._upkeep = LeaseUpkeep(link_to, timeout, on_news)
 
     # -- the loop's thread, with the lock -----------------------------------------------------------------------------
 
@@ -194,17 +186,18 @@ class ContextReceiver:
         """
         with self._lock:
             receptions = list(self._receptions.values())
-        deadlines = [self._next_heartbeat] if receptions else []
+        deadlines = []
         is_reading = False
         for reception in receptions:
             if self._advance(reception, now):
                 deadlines.append(reception.deadline)
                 is_reading |= reception.reader is not None and reception.reader.is_reading
         self._quiesce()
-        self._follow_calls()
-        self._send_heartbeats(now)
+        self._keep_leases(now)
         if is_reading or self._quiescing:
             return _WHILE_READING
+        if receptions:
+            deadlines.append(self._upkeep.next_heartbeat)
         return max(0.0, min(deadlines) - now) if deadlines else None
 
     def _advance(self, reception: Reception, now: float) -> bool:
@@ -330,7 +323,7 @@ class ContextReceiver:
             self._ended.append(reception)
         self._meter.note_transfer(reception.context.address, reception.num_bytes, reception.ended - reception.started)
         self._on_change()
-        self._close(reception, pb.CLOSE_OUTCOME_RECEIVED)
+        self._upkeep.close(reception.context, pb.CLOSE_OUTCOME_RECEIVED)
 
     def _fail(self, reception: Reception, error: ReceptionError) -> None:
         """The request will compute its context; our blocks stay leased until nothing can write to them."""
@@ -343,14 +336,14 @@ class ContextReceiver:
             self._ended.append(reception)
             self._retire(reception)
         self._on_change()
-        self._close(reception, pb.CLOSE_OUTCOME_FAILED)
+        self._upkeep.close(reception.context, pb.CLOSE_OUTCOME_FAILED)
 
     def _drop(self, reception: Reception, outcome: pb.CloseOutcome) -> None:
         """Nobody waits for it."""
         with self._lock:
             del self._receptions[reception.request.request_id]
             self._retire(reception)
-        self._close(reception, outcome)
+        self._upkeep.close(reception.context, outcome)
 
     def _retire(self, reception: Reception) -> None:
         if reception.lease_id is not None:
@@ -373,61 +366,16 @@ class ContextReceiver:
             self._kv.end_lease(reception.lease_id)
             reception.lease_id = None
 
-    # -- words to peers -----------------------------------------------------------------------------------------------
-
-    def _close(self, reception: Reception, outcome: pb.CloseOutcome) -> None:
-        context = reception.context
-        request = pb.CloseRequest(
-            instance_id=context.instance_id, context_id=context.context_id, num_ranks=1, outcome=outcome
-        )
-        self._send_close(reception, request, 1)
-
-    def _send_close(self, reception: Reception, request: pb.CloseRequest, attempt: int) -> None:
-        timeout = self._timeout / _CLOSE_ATTEMPTS
-        call = self._link_to(reception.context.address).call("Close", request, timeout, self._on_news)
-        self._closing.append((call, reception, request, attempt))
-
-    def _follow_calls(self) -> None:
-        closing, self._closing = self._closing, []
-        for call, reception, request, attempt in closing:
-            if not call.done():
-                self._closing.append((call, reception, request, attempt))
-                continue
-            try:
-                call.answer()
-            except PeerError as error:
-                if attempt < _CLOSE_ATTEMPTS:
-                    self._send_close(reception, request, attempt + 1)
-                else:
-                    _logger.info("the peer does not hear that a context is closed: %s", error)
-        heartbeats, self._heartbeats = self._heartbeats, []
-        for call, receptions in heartbeats:
-            if not call.done():
-                self._heartbeats.append((call, receptions))
-                continue
-            try:
-                answer: pb.HeartbeatResponse = call.answer()
-            except PeerError:
-                continue  # the next one may get through; if none does, Open will say so
-            for context_id in answer.ended_context_ids:
-                awaited = receptions.get(context_id)
-                if awaited is not None and awaited.state is TransferState.GENERATION_INIT:
-                    awaited.outcome = ReceptionError("lease ended", "the peer's lease ended before blocks were free")
-
-    def _send_heartbeats(self, now: float) -> None:
-        if now < self._next_heartbeat:
-            return
-        self._next_heartbeat = now + self._timeout / _HEARTBEATS_A_LEASE
-        by_peer: dict[tuple[str, bytes], dict[int, Reception]] = defaultdict(dict)
+    def _keep_leases(self, now: float) -> None:
         with self._lock:
-            for reception in self._receptions.values():
-                context = reception.context
-                by_peer[context.address, context.instance_id][context.context_id] = reception
-        for (address, instance_id), receptions in by_peer.items():
-            request = pb.HeartbeatRequest(instance_id=instance_id, context_ids=list(receptions))
-            timeout = self._timeout / _HEARTBEATS_A_LEASE
-            call = self._link_to(address).call("Heartbeat", request, timeout, self._on_news)
-            self._heartbeats.append((call, receptions))
+            receptions = list(self._receptions.values())
+        ended = self._upkeep.follow()
+        for reception in receptions:
+            context = reception.context
+            is_waiting = reception.state is TransferState.GENERATION_INIT
+            if is_waiting and (context.instance_id, context.context_id) in ended:
+                reception.outcome = ReceptionError("lease ended", "the peer's lease ended before blocks were free")
+        self._upkeep.beat([reception.context for reception in receptions], now)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

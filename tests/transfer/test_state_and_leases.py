@@ -42,6 +42,19 @@ def test_a_state_is_small_and_bounded() -> None:
         replace(STATE, log_probs=[entry] * 1000).to_bytes()
 
 
+@pytest.mark.parametrize("num_log_probs", [0, 300])
+@pytest.mark.parametrize("num_blocks", [1, 8192, 100_000])
+def test_blocks_are_named_where_they_fit_and_left_to_open_where_they_do_not(
+    num_blocks: int, num_log_probs: int
+) -> None:
+    entry = GeneratedLogProb(-1.0, [(1, -1.0)] * 20)
+    state = replace(STATE, block_ids=tuple(range(num_blocks)), log_probs=[entry] * num_log_probs)
+    data = state.to_bytes()
+    assert len(data) <= MAX_BYTES
+    fits = num_blocks == 1 or (num_blocks == 8192 and num_log_probs == 0)
+    assert ContextState.from_bytes(data) == (state if fits else replace(state, block_ids=()))
+
+
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequestError, match=r"context_phase_params\.opaque_state"):
