@@ -28,7 +28,8 @@ from rich.table import Table
 
 from engine_build.command_line import run
 from engine_build.engine_dir import EngineDirectory
-from executor import Executor, ExecutorConfig, KvCacheConfig, Request
+from executor import Executor, ExecutorConfig, ExtendedRuntimePerfKnobConfig, KvCacheConfig, Request
+from executor.engines.device_options import DeviceOptions
 from executor.engines.open import open_engine
 from executor.text import Tokenizer
 
@@ -85,10 +86,13 @@ def main(
         raise typer.Exit(NO_GPU_EXIT_CODE) from error
     checks: list[tuple[str, Callable[[], list[Row]]]] = [("tests that need a GPU", gpu_tests)]
     checks += [(f"greedy tokens, target {target}", lambda target=target: [parity(target)]) for target in TARGETS]
+    checks.append(("greedy tokens, target reference, CUDA graphs", lambda: [parity("reference", cuda_graphs=True)]))
     checks.append(("kernels under compute-sanitizer", sanitizers))
     if not skip_benchmarks:
         checks.append(("attention kernels", attention_benchmarks))
         checks += [(f"decode, target {target}", lambda target=target: [decode_speed(target)]) for target in TARGETS]
+        recorded = "decode, target reference, CUDA graphs"
+        checks.append((recorded, lambda: [decode_speed("reference", cuda_graphs=True)]))
     rows: list[Row] = []
     for what, check in checks:
         console.print(f"==> {what}")
@@ -180,26 +184,36 @@ def attention_benchmarks() -> list[Row]:
     return rows
 
 
-def parity(target: str) -> Row:
+def parity(target: str, *, cuda_graphs: bool | None = None) -> Row:
     """Greedy tokens of the demo model against the reference on the CPU in float32, up to the first difference."""
     built = available(target)
     expected = greedy_tokens(engine_dir("reference", TARGETS["reference"]), device="cpu")
-    tokens = greedy_tokens(engine_dir(target, built))
+    tokens = greedy_tokens(engine_dir(target, built), cuda_graphs=cuda_graphs)
     same = total = 0
     for ours, theirs in zip(tokens, expected, strict=True):
         length = next((at for at, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), len(theirs))
         same, total = same + length, total + len(theirs)
     least = 1.0 if built.dtype == "float32" else LEAST_AGREEMENT
     outcome = Outcome.PASSED if same >= least * total else Outcome.FAILED
-    return Row(f"greedy tokens, target {target}", outcome, f"{same} of {total} before the first difference")
+    return Row(
+        f"greedy tokens, target {_named(target, cuda_graphs)}",
+        outcome,
+        f"{same} of {total} before the first difference",
+    )
 
 
-def greedy_tokens(directory: Path, device: str | None = None) -> list[list[int]]:
+def _named(target: str, cuda_graphs: bool | None) -> str:
+    return f"{target}, CUDA graphs" if cuda_graphs else target
+
+
+def greedy_tokens(directory: Path, device: str | None = None, cuda_graphs: bool | None = None) -> list[list[int]]:
     """Tokens that follow each of the prompts, all in flight together."""
     tokenizer_dir = EngineDirectory.open(directory).tokenizer_dir
     assert tokenizer_dir is not None  # the demo model has one
     tokenizer = Tokenizer(tokenizer_dir)
-    engine = open_engine(directory, num_blocks=NUM_BLOCKS, device=device)
+    engine = open_engine(
+        directory, num_blocks=NUM_BLOCKS, device=device, options=DeviceOptions(cuda_graphs=cuda_graphs)
+    )
     try:
         engine.warm_up()
         return greedy(engine, [tokenizer.encode(text) for text in PROMPTS], NUM_TOKENS)
@@ -207,13 +221,17 @@ def greedy_tokens(directory: Path, device: str | None = None) -> list[list[int]]
         engine.close()
 
 
-def decode_speed(target: str) -> Row:
+def decode_speed(target: str, *, cuda_graphs: bool | None = None) -> Row:
     """Tokens a second of a full batch, and what the bandwidth of a copy would allow for the bytes of a step."""
     need_cuda_torch()
     import bench_gpu_attention
 
     directory = engine_dir(target, available(target))
-    config = ExecutorConfig(max_batch_size=BATCH_SIZE, kv_cache_config=KvCacheConfig(max_tokens=BATCH_SIZE * 512))
+    config = ExecutorConfig(
+        max_batch_size=BATCH_SIZE,
+        kv_cache_config=KvCacheConfig(max_tokens=BATCH_SIZE * 512),
+        extended_runtime_perf_knob_config=ExtendedRuntimePerfKnobConfig(cuda_graph_mode=cuda_graphs),
+    )
     with Executor(directory, config) as executor:
         weights = max(path.stat().st_size for path in directory.iterdir() if path.is_file())
         requests = [Request([index + 5] * 16, DECODE_TOKENS, end_id=-1) for index in range(BATCH_SIZE)]
@@ -226,7 +244,7 @@ def decode_speed(target: str) -> Row:
     roofline = BATCH_SIZE * bench_gpu_attention.copy_bandwidth() / step_bytes
     speed = BATCH_SIZE * DECODE_TOKENS / seconds
     figure = f"{speed:,.0f} tokens/s; bandwidth allows {roofline:,.0f} ({speed / roofline:.1%})"
-    return Row(f"decode, batch {BATCH_SIZE}, target {target}", Outcome.PASSED, figure)
+    return Row(f"decode, batch {BATCH_SIZE}, target {_named(target, cuda_graphs)}", Outcome.PASSED, figure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,8 @@ class ExtendedRuntimePerfKnobConfig:
     multi_block_mode: bool = refused(True, _NO_KERNELS)
     enable_context_fmha_fp32_acc: bool = refused(False, _NO_KERNELS)
     cuda_graph_mode: bool | None = None
-    """Whether generation steps are recorded in CUDA graphs; `None`: where the target can (`tensorrt`). Upstream's
-    default was off."""
+    """Whether generation steps are recorded in CUDA graphs; `None`: with target `tensorrt`; `reference` on a GPU can,
+    too. Upstream's default was off."""
     cuda_graph_cache_size: int = 0
     """Batch sizes that are recorded, evenly spread; 0: all that steps are padded to."""
 

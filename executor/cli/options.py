@@ -119,7 +119,7 @@ CudaGraphMode = Annotated[
     bool | None,
     typer.Option(
         "--cuda_graph_mode/--no_cuda_graph_mode",
-        help="Whether generation steps are recorded in CUDA graphs; where the target can by default.",
+        help="Whether generation steps are recorded in CUDA graphs: by default with target tensorrt.",
         show_default=False,
         rich_help_panel=_GPU,
     ),

@@ -11,7 +11,6 @@ from executor.api.errors import UnsupportedFeatureError
 _DEVICE_IDS = "parallel_config.device_ids"
 _WEIGHTS = "gpu_weights_percent"
 _GRAPHS = "extended_runtime_perf_knob_config.cuda_graph_mode"
-_RECORDS_GRAPHS = "tensorrt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class DeviceOptions:
     """Part of the weights that stay in the GPU's memory, in (0, 1]; the others are read from main memory in each
     step."""
     cuda_graphs: bool | None = None
-    """Whether generation steps are recorded; `None`: where the engine can."""
+    """Whether generation steps are recorded; `None`: with target tensorrt alone."""
     num_graph_sizes: int = 0
     """Batch sizes that are recorded; 0: all that are padded to."""
 
@@ -63,8 +62,10 @@ def check_device_options(options: DeviceOptions, directory: EngineDirectory, *, 
             raise _unsupported(
                 _WEIGHTS, options.weights_fraction, f"{directory.path} was built without --weight_streaming"
             )
-    if options.cuda_graphs and target != _RECORDS_GRAPHS:
-        raise _unsupported(_GRAPHS, True, f"target {target} does not record CUDA graphs, target {_RECORDS_GRAPHS} does")
+    if options.cuda_graphs and target != "tensorrt" and not (target == "reference" and on_gpu):
+        raise _unsupported(
+            _GRAPHS, True, f"target {target} records no CUDA graphs here; tensorrt does, and reference on a GPU"
+        )
 
 
 def _unsupported(field: str, value: object, why: str) -> UnsupportedFeatureError:

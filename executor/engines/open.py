@@ -105,7 +105,10 @@ def open_engine(
     if directory.target in PACKAGES:
         return _open_tensorrt(directory, spec, num_blocks, kv_cache_dtype, deterministic, options)
     try:
+        import torch
+
         from executor.engines.reference import ReferenceEngine
+        from executor.engines.reference_cuda_graphs import CudaRecorder
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -120,6 +123,8 @@ def open_engine(
         kv_cache_dtype=kv_cache_dtype,
         device=device,
         deterministic=deterministic,
+        recorder=CudaRecorder(torch.device(device)) if options.cuda_graphs else None,
+        num_graph_sizes=options.num_graph_sizes,
     )
 
 

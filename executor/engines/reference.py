@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.api.errors import UnsupportedFeatureError
+from executor.engines.cuda.step_buffers import spread
 from executor.engines.interface import Engine, EngineSpec, InvalidStepError, PendingLogits, StepInputs
+from executor.engines.openvino_padding import padded_sizes
 from executor.engines.reference_cuda import cuda_operators
+from executor.engines.reference_cuda_graphs import GenerationGraphs, Recorder
 from executor.engines.reference_graph import ReferenceGraph, UnsupportedGraphError
 from executor.engines.reference_kv_cache import KV_CACHE_DTYPES, block_shape
 from executor.engines.reference_operators import OPERATORS
@@ -33,6 +38,8 @@ class ReferenceEngine(Engine):
         kv_cache_dtype: str = "float32",
         device: str = "cpu",
         deterministic: bool = False,
+        recorder: Recorder | None = None,
+        num_graph_sizes: int = 0,
     ) -> None:
         """Load the graph and allocate the pools.
 
@@ -42,6 +49,8 @@ class ReferenceEngine(Engine):
             num_blocks: blocks in the pool, at least 1.
             kv_cache_dtype: one of `KV_CACHE_DTYPES`: what the pool holds.
             device: `cpu` or `cuda`, or one of several GPUs, as `cuda:1`.
+            recorder: `warm_up` records generation steps with it; `None`: nothing is recorded.
+            num_graph_sizes: how many of the padded sizes are recorded; 0 for all.
             deterministic: on a GPU, a row's bits do not depend on what else is in the step. On a CPU they never do.
 
         Raises:
@@ -67,13 +76,18 @@ class ReferenceEngine(Engine):
         is_cuda = self._device.type == "cuda"
         operators = cuda_operators(self._device, deterministic=deterministic) if is_cuda else OPERATORS
         self._graph = ReferenceGraph(Path(model_path), self._device, operators)
+        num_memory_blocks = num_blocks if recorder is None else num_blocks + 1  # padding is written into the last one
         self._pools: dict[str, Tensor] = {
-            f"{kind}_cache_{layer}": torch.zeros((num_blocks, *shape), dtype=dtype, device=self._device)
+            f"{kind}_cache_{layer}": torch.zeros((num_memory_blocks, *shape), dtype=dtype, device=self._device)
             for layer in range(spec.num_layers)
             for kind in ("key", "value")
         }
         # Not every type can be indexed by torch; bytes can.
-        self._bytes = [pool.view(torch.uint8).reshape(num_blocks, -1) for pool in self._pools.values()]
+        self._bytes = [pool.view(torch.uint8).reshape(num_memory_blocks, -1) for pool in self._pools.values()]
+        self._graphs: GenerationGraphs | None = None
+        if recorder is not None:
+            sizes = spread(padded_sizes(spec.max_batch_size, 1), num_graph_sizes)
+            self._graphs = GenerationGraphs(self._run, recorder, spec, sizes, num_blocks, self._device)
         expected = {*StepInputs._fields, "max_context_len", *self._pools}
         if set(self._graph.inputs) != expected:
             raise UnsupportedGraphError(
@@ -85,14 +99,9 @@ class ReferenceEngine(Engine):
     def submit(self, inputs: StepInputs) -> PendingLogits:
         """See `Engine.submit`. Logits are computed in the graph's own precision: here on a CPU, beside it on a GPU."""
         validate_step(inputs, self.spec, self.num_blocks)
-        tensors = {
-            name: torch.from_numpy(array).to(self._device) for name, array in inputs._asdict().items()
-        } | self._pools
-        context_lens = inputs.past_lens + np.diff(inputs.subsequence_begins)
-        # On the host: it decides what is launched.
-        tensors["max_context_len"] = torch.tensor(int(context_lens.max()), dtype=torch.int32)
         with torch.inference_mode():
-            (logits,) = self._graph.run(tensors)
+            recorded = None if self._graphs is None else self._graphs.run(inputs)
+            logits = self._run(self._tensors(inputs)) if recorded is None else recorded
 
         def wait() -> NDArray[np.float32]:
             result: NDArray[np.float32] = logits.float().cpu().numpy()
@@ -101,11 +110,16 @@ class ReferenceEngine(Engine):
         return wait
 
     def padded_rows(self, num_rows: int) -> int:
-        """See `Engine.padded_rows`: nothing is padded."""
-        return num_rows
+        """See `Engine.padded_rows`: as if the step were a generation step; nothing else is padded."""
+        if self._graphs is None or num_rows > self._graphs.sizes[-1]:
+            return num_rows
+        return self._graphs.sizes[bisect_left(self._graphs.sizes, num_rows)]
 
     def warm_up(self) -> None:
-        """Nothing is compiled for a size here, so there is nothing to warm up."""
+        """Record generation steps, where there is a recorder."""
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.record()
 
     def copy_blocks(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """See `Engine.copy_blocks`. All sources are read before a target is written."""
@@ -145,9 +159,20 @@ class ReferenceEngine(Engine):
 
     def close(self) -> None:
         """Let go of pools and weights; the engine cannot run afterwards."""
+        self._graphs = None
         self._pools.clear()
         self._bytes.clear()
         del self._graph
+
+    def _tensors(self, inputs: StepInputs) -> dict[str, Tensor]:
+        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs._asdict().items()}
+        context_lens = inputs.past_lens + np.diff(inputs.subsequence_begins)
+        # On the host: it decides what is launched.
+        return tensors | {"max_context_len": torch.tensor(int(context_lens.max()), dtype=torch.int32)}
+
+    def _run(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        (logits,) = self._graph.run({**tensors, **self._pools})
+        return logits
 
 
 def default_device() -> str:

@@ -13,7 +13,6 @@ call. All other steps are queued layer by layer with the shapes they have.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from executor.engines.cuda.step_buffers import (
     largest_step_bytes,
     pack,
     pad_generation,
+    spread,
 )
 from executor.engines.interface import Engine, EngineSpec, PendingLogits, StepInputs
 from executor.engines.openvino_padding import padded_sizes
@@ -131,7 +131,7 @@ class TensorRtEngine(Engine):
         ]
         self._next_slot = 0
         self._contexts = [self._context(profile) for profile in range(len(plan.profile_rows))]
-        self._generation_sizes = _spread(padded_sizes(spec.max_batch_size, 1), num_graph_sizes)
+        self._generation_sizes = spread(padded_sizes(spec.max_batch_size, 1), num_graph_sizes)
         self._entries = blocks_per_sequence(spec)
 
     def submit(self, inputs: StepInputs) -> PendingLogits:
@@ -332,13 +332,6 @@ def buffer_bytes(spec: EngineSpec) -> int:
     """Memory of the device that steps go in and out through."""
     logits = spec.max_num_tokens * spec.vocab_size * np.dtype(np.float32).itemsize
     return largest_step_bytes(spec) + _NUM_SLOTS * logits
-
-
-def _spread(sizes: Sequence[int], most: int) -> Sequence[int]:
-    """So many of the sizes, the largest among them; all of them for 0."""
-    if most == 0 or most >= len(sizes):
-        return sizes
-    return [sizes[-1 - index * len(sizes) // most] for index in reversed(range(most))]
 
 
 def _check_tensors(plan: Plan, caches: list[str]) -> None:

@@ -91,7 +91,7 @@ def test_wrong_values_are_named_whatever_the_engine_is(fields: dict[str, Any], m
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent is 0.5, .* reference does not stream weights"),
         (
             {"extended_runtime_perf_knob_config": ExtendedRuntimePerfKnobConfig(cuda_graph_mode=True)},
-            "cuda_graph_mode is True, .* reference does not record CUDA graphs, target tensorrt does",
+            "cuda_graph_mode is True, .* reference records no CUDA graphs here; tensorrt does, and reference on a GPU",
         ),
     ],
 )
@@ -110,8 +110,9 @@ def test_options_of_other_targets(tiny_engine_dir: Path) -> None:
         check_device_options(DeviceOptions(device_id=0), openvino, on_gpu=False)
     with pytest.raises(UnsupportedFeatureError, match="was built without --weight_streaming"):
         check_device_options(DeviceOptions(weights_fraction=0.5), rtx, on_gpu=True)
-    with pytest.raises(UnsupportedFeatureError, match="target tensorrt-rtx does not record CUDA graphs"):
+    with pytest.raises(UnsupportedFeatureError, match="target tensorrt-rtx records no CUDA graphs here"):
         check_device_options(DeviceOptions(cuda_graphs=True), rtx, on_gpu=True)
+    check_device_options(DeviceOptions(0, cuda_graphs=True), EngineDirectory.open(tiny_engine_dir), on_gpu=True)
     streaming = as_target(tiny_engine_dir, "tensorrt", weight_streaming=True)
     check_device_options(DeviceOptions(1, 0.5, True, 4), streaming, on_gpu=True)
     check_device_options(DeviceOptions(cuda_graphs=False), openvino, on_gpu=False)

@@ -6,12 +6,14 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine_build.builder import build_engine, resolve_build_config
 from engine_build.targets.interface import TensorRtOptions
 from engine_build.targets.select import select_target
 from executor.engines.open import open_engine
 from executor.engines.reference import ReferenceEngine
+from executor.engines.reference_cuda_graphs import CudaRecorder
 from tests.engine_build.tiny_checkpoint import TinyCheckpoint, tiny_config
 from tests.executor.tiny_engine import engine_spec, reference_engine, write_tiny_network
 from tests.kernels.interpreted_engine import PROMPTS
@@ -25,6 +27,15 @@ def test_the_reference_gives_the_same_tokens_on_a_gpu_in_float32(deterministic: 
     model_path = write_tiny_network(TinyCheckpoint(), tmp_path)
     expected = greedy(reference_engine(model_path, tiny_config()), PROMPTS, 40)
     engine = ReferenceEngine(model_path, engine_spec(tiny_config()), 64, device="cuda", deterministic=deterministic)
+    assert greedy(engine, PROMPTS, 40) == expected
+
+
+def test_the_reference_gives_the_same_tokens_when_its_generation_steps_are_recorded(tmp_path: Path) -> None:
+    model_path = write_tiny_network(TinyCheckpoint(), tmp_path)
+    expected = greedy(reference_engine(model_path, tiny_config()), PROMPTS, 40)
+    recorder = CudaRecorder(torch.device("cuda"))
+    engine = ReferenceEngine(model_path, engine_spec(tiny_config()), 64, device="cuda", recorder=recorder)
+    engine.warm_up()
     assert greedy(engine, PROMPTS, 40) == expected
 
 

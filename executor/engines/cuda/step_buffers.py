@@ -11,6 +11,7 @@ a CUDA graph needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,13 @@ def largest_step_bytes(spec: EngineSpec) -> int:
 
 def blocks_per_sequence(spec: EngineSpec) -> int:
     return -(-spec.max_seq_len // spec.tokens_per_block)
+
+
+def spread(sizes: Sequence[int], most: int) -> Sequence[int]:
+    """So many of the sizes, the largest among them; all of them for 0."""
+    if most == 0 or most >= len(sizes):
+        return sizes
+    return [sizes[-1 - index * len(sizes) // most] for index in reversed(range(most))]
 
 
 def is_generation(inputs: StepInputs) -> bool:
