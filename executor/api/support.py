@@ -106,7 +106,7 @@ def check_supported(value: Any, path: str) -> None:
 
 def _is_set(current: Any, default: Any) -> bool:
     if default is None:  # what is compared may be a tensor, whose `!=` is no bool
-        return current is not None
+        return current is not None and current is not False  # False asks for nothing
     return current is not default and bool(current != default)
 
 

@@ -89,6 +89,8 @@ def test_bad_drafts_are_refused_by_name(open_executor: OpenExecutor) -> None:
         refused = request([3], external_draft_tokens_config=ExternalDraftTokensConfig([4], **fields))
         with pytest.raises(Unsupported, match=next(iter(fields))):
             executor.enqueue_request(refused)
+    nothing_asked = request([3], external_draft_tokens_config=ExternalDraftTokensConfig([4], fast_logits=False))
+    assert len(run_one(executor, nothing_asked).output_token_ids[0]) == 12
 
 
 def test_a_lookahead_configuration_out_of_range_is_refused_at_the_edge(open_executor: OpenExecutor) -> None:
