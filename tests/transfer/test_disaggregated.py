@@ -173,6 +173,26 @@ def test_blocks_that_a_client_has_changed_are_never_used(
     assert stats.num_received == (2 if len(block_ids) < 7 else 1)
 
 
+def test_blocks_whose_lease_has_ended_are_never_used(open_instance: OpenInstance) -> None:
+    """A receiver that knows the peer's memory begins to read them, although others have computed there since."""
+    one, generation = open_instance(), open_instance()
+    context = open_instance(timeout_ms=1000, reuse=False)
+    wanted = request(prompts(8, 1)[0] * 3, 6)
+    expected = run_one(one, wanted).output_token_ids
+    run_disaggregated(context, generation, request([1, 2, 3, 4, 5], 3))
+    params = run_one(context, context_only(wanted)).context_phase_params
+    assert params is not None
+    wait_until_free(context)
+    for other in prompts(9, 4):
+        run_one(context, request(other * 3, 2))
+    assert run_one(generation, generation_only(wanted, params)).output_token_ids == expected
+    stats = generation.get_transfer_stats()
+    assert stats is not None
+    assert stats.num_received == 1
+    assert stats.recomputed == {"lease ended": 1}
+    wait_until_free(generation)
+
+
 def test_what_is_received_is_told_and_timed(open_instance: OpenInstance) -> None:
     context, generation = open_instance(), open_instance()
     result = run_disaggregated(context, generation, request(list(range(20)), 4, output={"return_perf_metrics": True}))
