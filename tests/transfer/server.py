@@ -46,8 +46,8 @@ class Server:
         return self.answer(request_type=GENERATION_ONLY, context_phase_params=params, **fields)
 
     def answer(self, **fields: object) -> tuple[list[int], Finished]:
-        wanted: dict[str, object] = {"max_tokens": 12, "ignore_eos": True, "timeout": 60} | fields
-        events = list(self.client.generate(PROMPT, **wanted))  # type: ignore[arg-type]
+        wanted: dict[str, object] = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "timeout": 60} | fields
+        events = list(self.client.generate(**wanted))  # type: ignore[arg-type]
         tokens = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
         assert isinstance(events[-1], Finished)
         return tokens, events[-1]
