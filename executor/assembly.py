@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from batch_manager import BatchManager, KvCacheManager
@@ -55,12 +56,13 @@ class Parts(NamedTuple):
     loop: ExecutorLoop
 
 
-def assemble(manifest: EngineDirectory, config: ExecutorConfig) -> Parts:
+def assemble(manifest: EngineDirectory, config: ExecutorConfig, resources: ExitStack) -> Parts:
     """Load the engine, allocate the pools, warm up.
 
     Args:
         manifest: of the engine.
         config: validated.
+        resources: gets what releases the parts, also of those that were made before one failed.
 
     Raises:
         EngineDirectoryError: the plan is damaged, or not for this machine.
@@ -79,6 +81,7 @@ def assemble(manifest: EngineDirectory, config: ExecutorConfig) -> Parts:
     grammars = None
     if config.guided_decoding_config is not None:
         grammars = open_guided_decoding(config.guided_decoding_config, manifest, spec.vocab_size)
+        resources.callback(grammars.shutdown)
     network = None if transceiver is None else open_network(transceiver, kv_dtype)
 
     started = time.monotonic()
@@ -90,12 +93,17 @@ def assemble(manifest: EngineDirectory, config: ExecutorConfig) -> Parts:
         deterministic=config.deterministic,
         options=options,
     )
+    resources.callback(engine.close)
     engine.warm_up()
     _logger.info("engine ready after %.1f s", time.monotonic() - started)
 
     mover = open_mover(engine, size.host_blocks, size.disk_blocks, kv_fields.disk_cache_dir)
+    if mover is not None:
+        resources.callback(mover.close)
     kv_config = kv_cache_manager_config(config, size, spec)
     batch_manager, kv, trace = open_scheduler(scheduling, kv_config, config.trace_path, redact=config.trace_redact)
+    if trace is not None:
+        resources.callback(trace.close)
     kv_upkeep = KvUpkeep(batch_manager, kv, mover)
     limits = StatsLimits(
         config.iter_stats_max_iterations, config.request_stats_max_iterations, config.iteration_table_max_rows
@@ -104,6 +112,7 @@ def assemble(manifest: EngineDirectory, config: ExecutorConfig) -> Parts:
     transfers = None
     if transceiver is not None and network is not None:
         transfers = open_endpoint(transceiver, network, engine, manifest, kv_dtype, kv, batch_manager)
+        resources.callback(transfers.close)
     drafter = Drafter(_default_lookahead(config.decoding_config), StepCost(engine.padded_rows))
     step = Step(ModelRunner(engine, scheduling.min_rows_per_sequence), Sampler(spec.vocab_size), debug_tensors)
     receipts = Receipts(config.receipts_max_requests)

@@ -6,6 +6,7 @@ import atexit
 import copy
 import itertools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +68,11 @@ class Executor:
 
         self.engine_dir = Path(model_path)
         self.manifest = EngineDirectory.open(self.engine_dir)
-        parts = assemble(self.manifest, config)
+        with ExitStack() as resources:
+            parts = assemble(self.manifest, config, resources)
+            if parts.transfers is not None:
+                parts.transfers.start(parts.loop.batch_manager_lock, parts.loop.wake)
+            self._resources = resources.pop_all()
         self.spec = parts.spec
         self.pool_size = parts.pool_size
         self._engine = parts.engine
@@ -82,8 +87,6 @@ class Executor:
         self._ids = itertools.count(1)
         self._is_shut_down = False
         self._is_paused = False
-        if self._transfers is not None:
-            self._transfers.start(self._loop.batch_manager_lock, self._loop.wake)
         atexit.register(self.shutdown)  # the interpreter must not go under the feet of a loop that computes
         self._loop.start()
 
@@ -348,14 +351,7 @@ class Executor:
         atexit.unregister(self.shutdown)
         self._loop.stop()
         self._responses.close()
-        if self._transfers is not None:
-            self._transfers.close()
-        self._kv_upkeep.close()
-        self._engine.close()
-        if self._grammars is not None:
-            self._grammars.shutdown()
-        if self._trace is not None:
-            self._trace.close()
+        self._resources.close()
 
     def __enter__(self) -> Executor:
         return self

@@ -69,8 +69,3 @@ class KvUpkeep:
     def failures(self) -> dict[str, int]:
         """Copies that failed since the start, by what happened."""
         return {} if self._mover is None else self._mover.failures()
-
-    def close(self) -> None:
-        """Give the tiers below the device up; the engine must still be open."""
-        if self._mover is not None:
-            self._mover.close()
