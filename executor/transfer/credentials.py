@@ -40,7 +40,8 @@ class PeerCredentials:
         contents = [_read(name, Path(path)) for name, path in paths.items()]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(paths["tls_certificate"], paths["tls_private_key"])
+            # Without a callback OpenSSL would ask at the terminal, and wait; gRPC cannot decrypt keys either.
+            context.load_cert_chain(paths["tls_certificate"], paths["tls_private_key"], _no_passphrase)
         except ssl.SSLError as error:
             raise _wrong("tls_certificate", "and tls_private_key are no PEM certificate and its key") from error
         try:
@@ -61,6 +62,10 @@ def _read(name: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise _wrong(name, f"is {path}, which cannot be read: {error.strerror}") from error
+
+
+def _no_passphrase() -> str:
+    raise _wrong("tls_private_key", "is encrypted; it must be a key without a passphrase")
 
 
 def _wrong(name: str, what: str) -> InvalidRequestError:

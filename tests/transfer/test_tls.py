@@ -76,6 +76,7 @@ def test_strangers_are_not_answered_and_compute_contexts_themselves(
         ("tls_ca", None, "tls_ca is not set; tls_certificate, tls_private_key, tls_ca go together"),
         ("tls_ca", "missing.pem", "missing.pem, which cannot be read: No such file"),
         ("tls_ca", "own.key", "own.key, which holds no PEM certificates"),
+        ("tls_private_key", "encrypted.key", "tls_private_key is encrypted; it must be a key without a passphrase"),
         ("tls_private_key", "ca.key", "tls_certificate and tls_private_key are no PEM certificate and its key"),
     ],
 )
