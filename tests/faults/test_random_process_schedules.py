@@ -1,6 +1,6 @@
 """Random faults among real processes: killed and stopped servers, leases that end, clients that leave.
 
-A seed decides everything but the time that processes take. `-m long` runs thirty of them.
+A seed decides everything but the time that processes take. One of thirty always runs, the others with `-m long`.
 """
 
 from __future__ import annotations
