@@ -219,7 +219,7 @@ class ContextSender:
 
     @property
     def is_being_read(self) -> bool:
-        """Whether some receiver may be reading."""
+        """Whether a receiver has opened a context; one that reads ahead of its Open is not known here yet."""
         with self._lock:
             return any(offer.is_open for offer in self._offers.values())
 
