@@ -144,7 +144,7 @@ def main(
     engine_dir: Annotated[Path | None, typer.Option("--engine_dir", help="Measure a decode step of it.")] = None,
     rows: Annotated[int, typer.Option(help="Sequences in the step.")] = 64,
     vocab_size: Annotated[int, typer.Option(help="Without an engine.")] = 49_152,
-    quick: Annotated[bool, typer.Option("--quick", help="10 steps instead of 100.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="60 steps instead of 100.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is one JSON object.")] = False,
 ) -> None:
     """Print the median of each row; `share_of_step` is what every option together adds to a step, null without an
@@ -172,7 +172,7 @@ def main(
     submit = None if engine is None else decode_step(engine, rows)
     step_seconds: list[float] = []
     beside_step = Measured(vocab_size, rows, rows_of_table[EVERYTHING], None)
-    for _ in range(10 if quick else 100):
+    for _ in range(60 if quick else 100):
         if submit is not None:
             started = time.perf_counter()
             submit()()
