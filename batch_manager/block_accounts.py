@@ -127,22 +127,21 @@ class PagedBlocks:
 
     def num_new_blocks(self, request: Request, num_tokens: int, reuse: Reuse | None) -> int:
         num_context_tokens = len(request.token_ids)
-        if self._most_growing_blocks is None or reuse is None or num_tokens <= num_context_tokens:
+        most = self._most_growing_blocks
+        if most is None or reuse is None or num_tokens <= num_context_tokens:
             return self.kv.num_new_blocks(request, num_tokens, reuse)
         # A block found is no block less to come: it may fall out of this request's window while others keep it. So
         # the most that this and all running ones can hold must fit the pool together, whatever they share now.
-        peak = self._peak(request)
+        peak = self._peak(request, most)
         num_held = self.num_blocks_for(num_context_tokens) - reuse.block_ids.count(NO_BLOCK)
         now = self.kv.num_new_blocks(request, num_context_tokens, reuse) + max(0, peak - num_held)
         num_unpromised = self.num_blocks - self.kv.pins.num_pinned_blocks - self._sum_of_peaks
         return max(now, peak - num_unpromised + self.num_free_blocks - self.reservations.growth)
 
-    def _peak(self, request: Request) -> int:
+    def _peak(self, request: Request, most_growing_blocks: int) -> int:
         """Blocks a request holds at most, from its admission with the tokens it has now until it ends."""
-        num_blocks = self.num_blocks_for(tokens_to_completion(request))
-        if self._most_growing_blocks is None:
-            return num_blocks
-        return min(num_blocks, max(self.num_blocks_for(len(request.token_ids)), self._most_growing_blocks))
+        num_context_blocks = self.num_blocks_for(len(request.token_ids))
+        return min(self.num_blocks_for(tokens_to_completion(request)), max(num_context_blocks, most_growing_blocks))
 
     def _reserve(self, request: Request) -> None:
         """Reserve what a running request may still take."""
@@ -172,8 +171,8 @@ class PagedBlocks:
         request.num_allocated_tokens = len(request.block_ids) * size
         request.next_store = (request.num_computed_tokens // size + 1) * size
         if self._most_growing_blocks is not None:
-            self._peaks[request.request_id] = self._peak(request)
-            self._sum_of_peaks += self._peaks[request.request_id]
+            peak = self._peaks[request.request_id] = self._peak(request, self._most_growing_blocks)
+            self._sum_of_peaks += peak
         self._reserve(request)
         self.reservations.protected += self.num_protected_blocks(request)
         request.receipt.start(now, request.num_reused_tokens)

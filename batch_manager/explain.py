@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from batch_manager.admission import Admission, Blocked
-from batch_manager.kv import NO_BLOCK
+from batch_manager.kv import num_held
 from batch_manager.lifecycle import Lifecycle
 from batch_manager.micro_batch import Stalled
 from batch_manager.reasons import WaitCode, WaitReason
@@ -85,7 +85,7 @@ class Explainer:
 def _amount_held(code: WaitCode) -> Callable[[Request], int]:
     """What a running request holds of what `code` is about."""
     if code in KV_CODES:
-        return lambda request: len(request.block_ids) - request.block_ids.count(NO_BLOCK)
+        return lambda request: num_held(request.block_ids)
     if code is WaitCode.ADAPTER_PAGES:
         return lambda request: request.adapter_pages if request.adapter_id is not None else 0
     return lambda request: request.num_computed_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from batch_manager.kv import NO_BLOCK
+from batch_manager.kv import num_held
 from batch_manager.plan import IterationPlan, Phase
 
 
@@ -35,7 +35,7 @@ def iteration_rows(plan: IterationPlan) -> list[IterationRow]:
             entry.num_tokens_with_spec,
             entry.num_reused_tokens,
             entry.num_scheduled_tokens,
-            len(entry.request.block_ids) - entry.request.block_ids.count(NO_BLOCK),
+            num_held(entry.request.block_ids),
         )
         for entry in plan.scheduled
     ]

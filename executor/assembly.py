@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from batch_manager import BatchManager, KvCacheManager
-from batch_manager.trace import TraceRecorder
 from engine_build.engine_dir import EngineDirectory
 from executor.api.config import ExecutorConfig
 from executor.api.decoding import DecodingConfig, LookaheadDecodingConfig
@@ -47,7 +46,6 @@ class Parts(NamedTuple):
     batch_manager: BatchManager
     kv: KvCacheManager
     kv_upkeep: KvUpkeep
-    trace: TraceRecorder | None
     stats: StatsRecorder
     receipts: Receipts
     debug_tensors: DebugTensors | None
@@ -124,7 +122,6 @@ def assemble(manifest: EngineDirectory, config: ExecutorConfig, resources: ExitS
         batch_manager,
         kv,
         kv_upkeep,
-        trace,
         stats,
         receipts,
         debug_tensors,

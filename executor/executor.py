@@ -77,7 +77,7 @@ class Executor:
         self.pool_size = parts.pool_size
         self._engine = parts.engine
         self._batch_manager, self._kv, self._kv_upkeep = parts.batch_manager, parts.kv, parts.kv_upkeep
-        self._trace, self._stats, self._receipts = parts.trace, parts.stats, parts.receipts
+        self._stats, self._receipts = parts.stats, parts.receipts
         self._debug_tensors, self._grammars, self._transfers = parts.debug_tensors, parts.grammars, parts.transfers
         self._loop = parts.loop
         self._kv_account = KvAccount(self._kv, self._kv_upkeep, self._loop.batch_manager_lock)

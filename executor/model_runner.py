@@ -157,7 +157,7 @@ class ModelRunner:
 
     def _block_indices(self, block_ids: list[int], block_ends: list[int]) -> NDArray[np.int32]:
         """The tables of all requests. A block that a request gave back, since its rows do not attend to it any more, is
-        named by the request's last one: masked, but nobody else writes there meanwhile, and what is there is a number.
+        named by the request's last one: nothing is read of it there, and nobody else writes to it meanwhile.
         """
         indices = np.array(block_ids, np.int32)
         if self.engine.spec.sliding_window is not None:

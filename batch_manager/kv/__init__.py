@@ -1,6 +1,6 @@
 """KV cache bookkeeping: block pool, reuse tree, retention, eviction. Knows block ids and token ids, never bytes."""
 
-from batch_manager.kv.block import NO_BLOCK
+from batch_manager.kv.block import NO_BLOCK, num_held
 from batch_manager.kv.config import KvCacheConfig
 from batch_manager.kv.errors import (
     BlockOwnershipError,
@@ -52,4 +52,5 @@ __all__ = [
     "StepOrderError",
     "TierStats",
     "TokenRangeRetentionConfig",
+    "num_held",
 ]

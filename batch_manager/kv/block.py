@@ -11,6 +11,11 @@ NO_BLOCK = -1
 NOT_FENCED = -1
 
 
+def num_held(block_ids: list[int]) -> int:
+    """Blocks that a block table names. O(entries)."""
+    return len(block_ids) - block_ids.count(NO_BLOCK)
+
+
 class CachedBlock:
     """The K and V of one full block of tokens behind one prefix, wherever they are.
 

@@ -28,12 +28,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def kv(
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="ADDRESS", callback=options.server_address, help="HOST:PORT of a server.", show_default=False
-        ),
-    ],
+    address: options.ServerAddress,
     as_json: Annotated[bool, typer.Option("--json", help="The whole account as one JSON object.")] = False,
     bearer_token_file: options.SentTokenFile = None,
     tls_root_certificates: options.TlsRootCertificates = None,

@@ -181,6 +181,20 @@ KvTransferTimeout = Annotated[
         rich_help_panel=_TRANSFERS,
     ),
 ]
+
+
+def server_address(text: str) -> str:
+    """A callback for HOST:PORT of a server: gRPC takes a port beyond the last one for another that is none of ours."""
+    port = text.rpartition(":")[2]
+    if port.isdecimal() and not 0 < int(port) < 1 << 16:
+        raise typer.BadParameter(f"{text!r} has port {port}; ports are 1 to 65535")
+    return text
+
+
+ServerAddress = Annotated[
+    str,
+    typer.Argument(metavar="ADDRESS", callback=server_address, help="HOST:PORT of a server.", show_default=False),
+]
 SentTokenFile = Annotated[Path | None, typer.Option("--bearer_token_file", help="Sent to the server.")]
 TlsRootCertificates = Annotated[
     Path | None, typer.Option("--tls_root_certificates", help="PEM file; with it the connection is TLS.")
@@ -213,14 +227,6 @@ MaxTokens = Annotated[
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")]
 LogLevel = Annotated[LogLevelName, typer.Option("--log_level", help="Lines on standard error.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore_eos", help="Go on after the model's end token.")]
-
-
-def server_address(text: str) -> str:
-    """A callback for HOST:PORT of a server: gRPC takes a port beyond the last one for another that is none of ours."""
-    port = text.rpartition(":")[2]
-    if port.isdecimal() and not 0 < int(port) < 1 << 16:
-        raise typer.BadParameter(f"{text!r} has port {port}; ports are 1 to 65535")
-    return text
 
 
 def transceiver_config(

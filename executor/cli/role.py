@@ -16,12 +16,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def role(
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="ADDRESS", callback=options.server_address, help="HOST:PORT of a server.", show_default=False
-        ),
-    ],
+    address: options.ServerAddress,
     new_role: Annotated[
         InstanceRole | None, typer.Argument(metavar="[ROLE]", help="context, generation or both.", show_default=False)
     ] = None,

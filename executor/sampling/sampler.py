@@ -43,8 +43,11 @@ class PreparedStep(NamedTuple):
     top_p: NDArray[np.float64]
     """[R]"""
     edits: LogitsEdits
+    """Of single logits."""
     by_row: list[Edited]
+    """Sequences with post-processors, a dense bias or a grammar."""
     masks: list[RowMask]
+    """Of their grammars."""
     errors: dict[int, SamplingError]
     """By sequence."""
 
@@ -104,16 +107,11 @@ class Sampler:
             KeyError: a sequence that is not open.
         """
         slots = self._slots.find([sequence.request_id for sequence in sequences])
-        first, lengths, num_rows, num_drafts = (
-            np.array(
-                [
-                    (sequence.first_row, len(sequence.token_ids), sequence.num_rows, len(sequence.draft_token_ids))
-                    for sequence in sequences
-                ]
-            )
-            .reshape(-1, 4)
-            .T
-        )
+        lengths_of = [
+            (sequence.first_row, len(sequence.token_ids), sequence.num_rows, len(sequence.draft_token_ids))
+            for sequence in sequences
+        ]
+        first, lengths, num_rows, num_drafts = np.array(lengths_of, np.int64).reshape(-1, 4).T
         wrong = np.flatnonzero((num_rows != 1 + num_drafts) | (first < 0))
         if wrong.size:
             raise _rows_refused(sequences[wrong[0]], None)
@@ -126,17 +124,17 @@ class Sampler:
             first = np.repeat(first, num_rows) + steps
             lengths = np.repeat(lengths, num_rows) + steps
         notes = EditNotes(self.vocab_size)
-        step = PreparedStep(
-            sequences, slots, needs, first, parameters, lengths, parameters["top_p"].copy(), notes.arrange(), [], [], {}
-        )
-        if not needs & Needs.STATE:
-            return step
-        self._follow(step, notes)
+        top_p = parameters["top_p"].copy()
+        errors: dict[int, SamplingError] = {}
+        by_row: list[Edited] = []
         masks: list[RowMask] = []
-        if step.by_row:
-            masks, errors = self._row_edits.masks(step.by_row)
-            step.errors.update(errors)
-        return step._replace(edits=notes.arrange(), masks=masks)
+        if needs & Needs.STATE:
+            self._follow(sequences, slots, notes, top_p, by_row, errors)
+            masks, failed = self._row_edits.masks(by_row)
+            errors |= failed
+        return PreparedStep(
+            sequences, slots, needs, first, parameters, lengths, top_p, notes.arrange(), by_row, masks, errors
+        )
 
     def draw(self, logits: NDArray[np.float32], step: PreparedStep) -> list[SampledSequence]:
         """Draw the tokens of a step.
@@ -191,21 +189,29 @@ class Sampler:
         wanted = ((needs & Needs.RAW_LOGITS) != 0) & ((needs & Needs.ROW_EDITS) != 0)
         return {row: logits[row].copy() for row in step.rows[wanted].tolist()}
 
-    def _follow(self, step: PreparedStep, notes: EditNotes) -> None:
-        """Take in the new tokens of each sequence, and note what changes in its rows."""
-        needs: list[int] = self._slots.table["needs"][step.slots].tolist()
+    def _follow(
+        self,
+        sequences: Sequence[SampledRows],
+        slots: list[int],
+        notes: EditNotes,
+        top_p: NDArray[np.float64],
+        by_row: list[Edited],
+        errors: dict[int, SamplingError],
+    ) -> None:
+        """Take in the new tokens of each sequence; what changes in its rows goes to `notes`, `top_p` and `by_row`."""
+        needs: list[int] = self._slots.table["needs"][slots].tolist()
         place = 0
-        for index, sequence in enumerate(step.sequences):
+        for index, sequence in enumerate(sequences):
             if needs[index] & Needs.STATE:
-                state = self._slots.state(step.slots[index])
+                state = self._slots.state(slots[index])
                 try:
                     state.follow(sequence.token_ids)
                 except SamplingError as error:
-                    step.errors[index] = error
-                if needs[index] & Needs.ROW_EDITS and index not in step.errors:
-                    step.by_row.append(Edited(index, sequence, state))
+                    errors[index] = error
+                if needs[index] & Needs.ROW_EDITS and index not in errors:
+                    by_row.append(Edited(index, sequence, state))
                 if needs[index] & Needs.EDITS:
-                    state.collect(sequence, notes, step.top_p[place : place + sequence.num_rows])
+                    state.collect(sequence, notes, top_p[place : place + sequence.num_rows])
             place += sequence.num_rows
 
     def _reduce(self, logits: NDArray[np.float32], step: PreparedStep) -> _Raw:

@@ -44,7 +44,6 @@ class NixlTransport:
         errors = [each for each in vars(_bindings).values() if isinstance(each, type) and issubclass(each, Exception)]
         self.errors: tuple[type[Exception], ...] = tuple(errors)
         """What NIXL raises: its exceptions have no base of their own."""
-
         nixl_logger = logging.getLogger("nixl")
         nixl_logger.handlers.clear()  # it writes to standard output, which is not a library's
         nixl_logger.propagate = True

@@ -20,15 +20,20 @@ class WithoutSections(FakeExecutor):
         return [IterationStats(timestamp="11-30-2026 12:00:00.250000", iter=7)]
 
 
-async def test_statistics_without_a_kv_cache_are_exposed_all_the_same() -> None:
-    """Statistics failed where there was no KV cache manager."""
-    executor = WithoutSections()
+async def exposition(executor: FakeExecutor) -> str:
+    """What is scraped of an executor, which is shut down."""
     feed = StatsFeed(executor)
     try:
-        text = Metrics(feed, executor.get_transfer_stats, model_name="m").exposition().decode()
+        return Metrics(feed, executor.get_transfer_stats, model_name="m").exposition().decode()
     finally:
         feed.close()
         await asyncio.to_thread(executor.shutdown)
+
+
+async def test_statistics_without_a_kv_cache_are_exposed_all_the_same() -> None:
+    """Statistics failed where there was no KV cache manager."""
+    executor = WithoutSections()
+    text = await exposition(executor)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = {sample.labels["general_type"]: sample.value for sample in families["nv_trt_llm_general_metrics"].samples}
     assert samples["iteration_counter"] == 7
@@ -42,12 +47,7 @@ async def test_contexts_that_were_exchanged_are_exposed() -> None:
         num_offered=5, num_sent=3, num_expired=1, num_received=4, num_received_bytes=900, transfer_seconds=0.25
     )
     executor.transfer_stats.recomputed["lease ended"] = 2
-    feed = StatsFeed(executor)
-    try:
-        text = Metrics(feed, executor.get_transfer_stats, model_name="m").exposition().decode()
-    finally:
-        feed.close()
-        await asyncio.to_thread(executor.shutdown)
+    text = await exposition(executor)
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     assert values["inflight_contexts_offered_total", "sent"] == 3
@@ -60,11 +60,6 @@ async def test_contexts_that_were_exchanged_are_exposed() -> None:
 
 async def test_nothing_is_said_of_contexts_where_none_are_exchanged() -> None:
     executor = FakeExecutor()
-    feed = StatsFeed(executor)
-    try:
-        text = Metrics(feed, executor.get_transfer_stats, model_name="m").exposition().decode()
-    finally:
-        feed.close()
-        await asyncio.to_thread(executor.shutdown)
+    text = await exposition(executor)
     assert "inflight_contexts" not in text
     assert "disaggregated" not in text

@@ -68,6 +68,9 @@ def test_strangers_are_not_answered_and_compute_contexts_themselves(
         tokens, finished = generation.generation(params)
         assert tokens == expected
         assert finished.usage.reused_tokens == 0
+        generation.process.terminate()
+        _, log = generation.process.communicate(timeout=60)
+        assert f"computes its context itself: Open at {context.transfers} failed: UNAVAILABLE" in log
 
 
 @pytest.mark.parametrize(
